@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: model, prompts, plan, trunks, decode, answers. Never Redis."""

@@ -1,0 +1,120 @@
+"""mlx-lm's BatchGenerator with three things of our own.
+
+- All rows are sampled in one call (`sampling.sample`), each by its own parameters. The stock step
+  calls one sampler a row and normalises logits that nobody reads.
+- A finished row gives up its KV at once: the stock response carries the row's cache, and keeping
+  such responses keeps every trunk that they were copied from.
+- It says when it could take a cohort, so that the loop admits rows together, not one by one.
+
+Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import (
+    BatchGenerator,
+    GenerationBatch,
+    PromptProcessingBatch,
+    StopSequences,
+)
+from mlx_lm.sample_utils import greedy_sampler
+from mlx_rq.engine.sampling import RowSampler, sample
+
+
+class _DecodeBatch(GenerationBatch):
+    """Rows that decode together; their samplers are RowSamplers."""
+
+    samplers: list[RowSampler]  # type: ignore[assignment]
+
+    def _step(self) -> tuple[list[int], list[Any]]:
+        """Launches the next step, then reads the tokens of this one while it runs."""
+        inputs: mx.array = self._next_tokens
+        self._current_tokens: Any = inputs
+        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        self._next_tokens = sample(logits, self.samplers, inputs)
+        mx.async_eval(self._next_tokens)
+        tokens: list[int] = inputs.tolist()  # type: ignore[assignment]
+        for row, token in zip(self.tokens, tokens, strict=True):
+            row.append(token)
+        self._next_logprobs = [None] * len(tokens)
+        return tokens, self._next_logprobs
+
+    def extract_cache(self, idx: int) -> list[Any]:
+        """Gives no cache with a finished row: nobody continues it."""
+        return []
+
+
+class _PromptBatch(PromptProcessingBatch):
+    """Rows whose prompts are being prefilled; they go on as a _DecodeBatch."""
+
+    def generate(self, tokens: list[list[int]]) -> _DecodeBatch:
+        if any(len(row) > 1 for row in tokens):
+            self.prompt([row[:-1] for row in tokens])
+        batch = _DecodeBatch(
+            self.model,
+            self.uids,
+            mx.array([row[-1] for row in tokens], dtype=mx.uint32),
+            self.prompt_cache,
+            self.tokens,
+            self.samplers,
+            self.fallback_sampler,
+            self.logits_processors,
+            self.stop_sequences,
+            self.max_tokens,
+        )
+        self.uids, self.prompt_cache, self.tokens = [], [], []
+        self.samplers, self.logits_processors = [], []
+        self.stop_sequences, self.max_tokens = [], []
+        return batch
+
+
+class RowGenerator(BatchGenerator):
+    """Generates up to `rows` rows at once. See the module for what differs from the stock class."""
+
+    def __init__(self, model: nn.Module, *, rows: int, prefill_step: int = 2048) -> None:
+        super().__init__(
+            model,
+            completion_batch_size=rows,
+            prefill_batch_size=rows,
+            prefill_step_size=prefill_step,
+        )
+        self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, prefill_step)
+        self._generation_batch = _DecodeBatch.empty(model, greedy_sampler)
+
+    def insert_rows(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        samplers: Sequence[RowSampler],
+        max_tokens: Sequence[int],
+        end_tokens: Sequence[frozenset[int]],
+        caches: Sequence[list[Any] | None],
+    ) -> list[int]:
+        """Adds rows that are to be prefilled together; returns their uids.
+
+        `prompts` are the tokens that the rows' caches do not hold yet, at least one each.
+        """
+        stops = {
+            ends: StopSequences([(token,) for token in ends]) for ends in {*end_tokens}
+        }
+        uids: list[int] = self.insert(
+            list(prompts),
+            max_tokens=list(max_tokens),
+            caches=list(caches),  # type: ignore[arg-type]
+            samplers=list(samplers),  # type: ignore[arg-type]
+            stop_sequences=[stops[ends] for ends in end_tokens],
+        )
+        return uids
+
+    @property
+    def decoding(self) -> int:
+        """Rows in the decode batch."""
+        return len(self._generation_batch)
+
+    @property
+    def prefilling(self) -> int:
+        """Rows inserted whose first token is not decided yet."""
+        return len(self._unprocessed_sequences) + len(self._prompt_batch)

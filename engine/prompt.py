@@ -1,0 +1,187 @@
+"""Turns a request into prompt token ids, one list for each prompt.
+
+Chats go through the model's own chat template. Where the template refuses a conversation (no system
+role, strict alternation of user and assistant), the conversation is folded as the model's users do:
+system text goes in front of the first user turn, and neighbouring turns of one role are joined. A
+model without a template gets a plain transcript:
+
+    System: …
+
+    User: …
+
+    Assistant:
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.requests import (
+    AssistantMessage,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Request,
+    TextPart,
+)
+
+_PLAIN_ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+
+
+def render(request: Request, tokenizer: TokenizerWrapper, vocabulary: int) -> list[list[int]]:
+    """Gives the prompts of a request as token ids; chats have one, completions one or more.
+
+    Raises RequestError where the template refuses the conversation, a token id is outside of the
+    vocabulary, or a prompt comes to no token at all.
+    """
+    if isinstance(request, ChatRequest):
+        prompts, param = [_render_chat(request, tokenizer)], "messages"
+    else:
+        prompts, param = _render_completion(request, tokenizer, vocabulary), "prompt"
+    for prompt in prompts:
+        if not prompt:
+            raise RequestError(
+                f"Invalid '{param}': it comes to no token at all for this model.",
+                code="invalid_value",
+                param=param,
+            )
+    return prompts
+
+
+def _render_completion(
+    request: CompletionRequest, tokenizer: TokenizerWrapper, vocabulary: int
+) -> list[list[int]]:
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            # With the special tokens that the model's tokenizer adds by itself (BOS), if any.
+            prompts.append(list(tokenizer.encode(prompt)))
+            continue
+        if (highest := max(prompt)) >= vocabulary:
+            raise RequestError(
+                f"Invalid 'prompt': token id {highest} is outside of the model's vocabulary of "
+                f"{vocabulary} tokens.",
+                code="integer_above_max_value",
+                param="prompt",
+            )
+        prompts.append(list(prompt))
+    return prompts
+
+
+def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper) -> list[int]:
+    messages = [_plain(message) for message in request.messages]
+    if tokenizer.has_chat_template:
+        text = _apply_template(messages, request, tokenizer)
+    else:
+        text = _transcript(messages)
+    # The template writes its own special tokens.
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Writes a message as templates expect it: content as one string, arguments as objects."""
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": _text(message.content)}
+    if isinstance(message, AssistantMessage):
+        if message.refusal and not plain["content"]:
+            plain["content"] = message.refusal
+        if message.tool_calls:
+            plain["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _arguments(call.function.arguments),
+                    },
+                }
+                for call in message.tool_calls
+            ]
+    elif message.role == "tool":
+        plain["tool_call_id"] = message.tool_call_id
+        return plain
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def _text(content: str | list[TextPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def _arguments(text: str) -> Any:
+    """Templates want an object; a model's broken arguments stay the text that they were."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _apply_template(
+    messages: Sequence[dict[str, Any]], request: ChatRequest, tokenizer: TokenizerWrapper
+) -> str:
+    # A last message of the assistant's is the beginning of the answer: the model goes on from it.
+    continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    options = dict(request.chat_template_kwargs or {})
+    for name in ("conversation", "tokenize", "add_generation_prompt", "continue_final_message"):
+        if name in options:
+            raise RequestError(
+                f"Invalid 'chat_template_kwargs': {name!r} is set by the worker itself.",
+                code="invalid_value",
+                param="chat_template_kwargs",
+            )
+
+    def apply(conversation: Sequence[dict[str, Any]]) -> str:
+        text = tokenizer.apply_chat_template(
+            list(conversation),
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            **options,
+        )
+        return str(text)
+
+    try:
+        return apply(messages)
+    except (TemplateError, TypeError, ValueError, KeyError) as refusal:
+        try:
+            return apply(_folded(messages))
+        except (TemplateError, TypeError, ValueError, KeyError):
+            raise RequestError(
+                f"Invalid 'messages': the model's chat template refuses them: {refusal}.",
+                code="invalid_value",
+                param="messages",
+            ) from None
+
+
+def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Moves system text into the first user turn and joins neighbouring turns of one role."""
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        if turns and turns[-1]["role"] == message["role"] and message["role"] != "tool":
+            joined = "\n\n".join(filter(None, [turns[-1]["content"], message["content"]]))
+            turns[-1] = {**turns[-1], **message, "content": joined}
+        else:
+            turns.append(message)
+    if system:
+        if not turns or turns[0]["role"] != "user":
+            turns.insert(0, {"role": "user", "content": ""})
+        first = "\n\n".join(filter(None, [*system, turns[0]["content"]]))
+        turns[0] = {**turns[0], "content": first}
+    return turns
+
+
+def _transcript(messages: Sequence[dict[str, Any]]) -> str:
+    """Writes the plain transcript for a model without a template (see the module)."""
+    lines = [f"{_PLAIN_ROLES[message['role']]}: {message['content']}" for message in messages]
+    if messages[-1]["role"] != "assistant":
+        lines.append("Assistant:")
+    return "\n\n".join(lines)

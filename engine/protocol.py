@@ -1,0 +1,87 @@
+"""The seam between the life of a job and the making of tokens.
+
+The worker knows an engine only by this protocol, so that tests put a fake behind it which answers
+slowly, wrongly, or not at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlx_rq.jobs.requests import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job as the engine sees it: an id, a validated request, and how urgent it is.
+
+    A smaller `rank` is generated first.
+    """
+
+    id: str
+    request: Request
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ended: the response object, or `{"error": …}`."""
+
+    id: str
+    result: Mapping[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return "error" in self.result and "object" not in self.result
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine has computed since it started: counts of tokens, seconds of time."""
+
+    tasks: int = 0
+    prompt_tokens: int = 0
+    distinct_tokens: int = 0
+    prefilled_tokens: int = 0
+    positions_computed: int = 0
+    decoded_tokens: int = 0
+    decode_steps: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    trunks: dict[str, int] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Turns tasks into outcomes, many at a time. Used from one thread only."""
+
+    @property
+    def model_id(self) -> str:
+        """What clients call the model."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model and the versions that answer."""
+
+    @property
+    def totals(self) -> Totals: ...
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that hold no place in the batch yet."""
+
+    @property
+    def running(self) -> int:
+        """Tasks of which a row is in the batch."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the batch has room for."""
+
+    def add(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Takes tasks in; returns the outcomes of those that can never be generated."""
+
+    def step(self) -> list[Outcome]:
+        """Does a bounded piece of work and returns the tasks that ended by it."""
+
+    def cancel(self, task_id: str) -> None:
+        """Forgets a task, waiting or running. Does nothing where it is unknown."""

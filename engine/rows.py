@@ -1,0 +1,143 @@
+"""Turns a task into rows: one for each choice that is to be generated."""
+
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.prompt import render
+from mlx_rq.engine.protocol import Task
+from mlx_rq.engine.sampling import RowSampler, SamplingParams
+from mlx_rq.engine.text import RowText
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.requests import ChatRequest, CompletionRequest, Request
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One choice of one task: its prompt, how it chooses, what it has generated."""
+
+    task_id: str
+    rank: int
+    index: int
+    prompt_index: int
+    prompt: list[int]
+    budget: int
+    sampler: RowSampler
+    end_tokens: frozenset[int]
+    text: RowText
+    duplicate_key: Hashable | None
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+    since: float = 0.0
+    """When it came in (seconds of the engine's clock)."""
+    twins: "list[Row]" = field(default_factory=list)
+    """Rows whose answer is this row's, since they ask the very same."""
+
+
+def rows_of(task: Task, model: LoadedModel, *, now: float) -> list[Row]:
+    """Renders a task's prompts and makes its rows, in the order of the choices.
+
+    Raises RequestError where a prompt does not fit the context, or cannot be rendered.
+    """
+    request = task.request
+    params = _sampling(request, model.vocab_size)
+    prompts = render(request, model.tokenizer, model.vocab_size)
+    choices = request.n or 1
+    rows = []
+    for prompt_index, prompt in enumerate(prompts):
+        budget = _budget(request, len(prompt), model.context_length)
+        for choice in range(choices):
+            index = prompt_index * choices + choice
+            rows.append(_row(task, model, params, prompt, prompt_index, index, budget, now))
+    return rows
+
+
+def _row(
+    task: Task,
+    model: LoadedModel,
+    params: SamplingParams,
+    prompt: list[int],
+    prompt_index: int,
+    index: int,
+    budget: int,
+    now: float,
+) -> Row:
+    request = task.request
+    seed = f"{request.seed}/{index}" if request.seed is not None else os.urandom(16).hex()
+    end_tokens = frozenset() if request.ignore_eos else model.eos_token_ids
+    # Greedy rows, and rows of one seed, answer alike where all that shapes an answer is alike.
+    duplicate_key: Hashable | None = None
+    if params.greedy or request.seed is not None:
+        stream = None if params.greedy else seed
+        duplicate_key = (type(request), params, stream, budget, request.stops, end_tokens)
+    return Row(
+        task_id=task.id,
+        rank=task.rank,
+        index=index,
+        prompt_index=prompt_index,
+        prompt=prompt,
+        budget=budget,
+        sampler=RowSampler(params, seed, model.vocab_size, prompt, model.eos_token_ids),
+        end_tokens=end_tokens,
+        text=RowText(
+            model.tokenizer,
+            request.stops,
+            prompt=prompt if isinstance(request, CompletionRequest) else (),
+        ),
+        duplicate_key=duplicate_key,
+        since=now,
+    )
+
+
+def _sampling(request: Request, vocabulary: int) -> SamplingParams:
+    """Reads the sampling parameters; raises RequestError for a token id that does not exist."""
+    given = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "min_tokens": request.min_tokens,
+    }
+    biases = []
+    for token, bias in (request.logit_bias or {}).items():
+        if not token.isascii() or not token.isdigit() or int(token) >= vocabulary:
+            raise RequestError(
+                f"Invalid key in 'logit_bias': {token[:40]!r}. Expected the id of a token, "
+                f"0 to {vocabulary - 1}.",
+                code="invalid_value",
+                param="logit_bias",
+            )
+        biases.append((int(token), float(bias)))
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        logit_bias=tuple(sorted(biases)),
+    )
+
+
+def _budget(request: Request, prompt_length: int, context_length: int) -> int:
+    """Says how many tokens an answer may have; raises RequestError where they do not fit."""
+    chat = isinstance(request, ChatRequest)
+    where, param = ("messages", "messages") if chat else ("prompt", "prompt")
+    if prompt_length >= context_length:
+        raise RequestError(
+            f"This model's maximum context length is {context_length} tokens. However, your "
+            f"{where} resulted in {prompt_length} tokens. Please reduce the length of the {where}.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    budget = request.budget
+    if budget is None:
+        return context_length - prompt_length
+    if prompt_length + budget > context_length:
+        raise RequestError(
+            f"This model's maximum context length is {context_length} tokens. However, you "
+            f"requested {prompt_length + budget} tokens ({prompt_length} in the {where}, {budget} "
+            f"in the completion). Please reduce the length of the {where} or of the completion.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return budget

@@ -1,0 +1,173 @@
+"""Chooses the next token of every row of a batch in one call.
+
+Each row brings its own parameters and its own random stream; the arithmetic runs over all rows at
+once, because one sampler call a row costs more than the rest of a step. The order is vLLM's: biases
+and penalties on the logits, then temperature, then min_p and top_k, then top_p over what is left.
+Each of the three filters is a threshold on the probabilities, so no full sort is needed. A draw
+inverts the cumulated distribution at one random number, so a seeded row draws the same tokens
+whatever stands beside it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+_TOP_P_HALVINGS = 20
+"""Halvings of the top_p threshold: it is exact to a millionth of the likeliest token."""
+
+_LARGEST_DRAW = 1.0 - 2.0**-22
+"""A draw stays below 1 in float32, or the last token would be chosen whatever its probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one row chooses its tokens. Temperature 0 (or top_k 1) takes the likeliest.
+
+    Presence and frequency penalties count the tokens that the row has generated; the repetition
+    penalty looks at the prompt as well (both as vLLM does; OpenAI has no repetition penalty).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
+    @property
+    def filtered(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def penalised(self) -> bool:
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+
+@dataclass(eq=False, slots=True)
+class RowSampler:
+    """One row's parameters with what changes as it goes: its random stream and its history.
+
+    It stands in a batch where mlx-lm keeps a row's sampler, so that it moves with the row.
+    """
+
+    params: SamplingParams
+    seed: str
+    vocabulary: int
+    prompt: Sequence[int] = ()
+    end_tokens: frozenset[int] = frozenset()
+    drawn: int = 0
+    _random: random.Random = field(init=False)
+    _bias: mx.array | None = field(init=False, default=None)
+    _counts: mx.array | None = field(init=False, default=None)
+    _in_prompt: mx.array | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        if self.params.logit_bias:
+            ids, values = zip(*self.params.logit_bias, strict=True)
+            self._bias = mx.zeros(self.vocabulary).at[mx.array(ids)].add(mx.array(values))
+        if self.params.penalised:
+            self._counts = mx.zeros(self.vocabulary)
+            self._in_prompt = mx.zeros(self.vocabulary).at[mx.array(list(self.prompt))].maximum(1)
+
+    def draw(self) -> float:
+        """Takes the row's next random number, below 1."""
+        return min(self._random.random(), _LARGEST_DRAW)
+
+    def adjust(self, logits: mx.array, last_token: mx.array) -> mx.array:
+        """Applies penalties, biases and the least length to one row's logits [vocabulary].
+
+        `last_token`, a scalar, is what the row chose last; it may not have been computed yet.
+        """
+        params = self.params
+        if self._counts is not None and self._in_prompt is not None:
+            if self.drawn > 0:  # before the first draw it is the prompt's last token
+                self._counts = self._counts.at[last_token].add(1)
+            generated = self._counts > 0
+            repeated = mx.logical_or(generated, self._in_prompt > 0)
+            penalty = params.repetition_penalty
+            weaker = mx.where(logits > 0, logits / penalty, logits * penalty)
+            logits = mx.where(repeated, weaker, logits)
+            logits = logits - params.frequency_penalty * self._counts
+            logits = logits - params.presence_penalty * generated
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self.drawn < params.min_tokens and self.end_tokens:
+            logits[mx.array(sorted(self.end_tokens))] = -mx.inf
+        return logits
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether this step needs `adjust`."""
+        return (
+            self._counts is not None
+            or self._bias is not None
+            or self.drawn < self.params.min_tokens
+        )
+
+
+def sample(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) -> mx.array:
+    """Chooses the next token of each row: logits [rows, vocabulary] to token ids [rows].
+
+    Nothing is computed yet when it returns (MLX is lazy); the rows' random streams have moved on.
+    """
+    logits = logits.astype(mx.float32)
+    for index, row in enumerate(rows):
+        if row.adjusts:
+            logits[index] = row.adjust(logits[index], last_tokens[index])
+    tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
+    drawn = [index for index, row in enumerate(rows) if not row.params.greedy]
+    if drawn:
+        chosen = _draw(logits[mx.array(drawn)], [rows[index] for index in drawn])
+        tokens[mx.array(drawn)] = chosen
+    for row in rows:
+        row.drawn += 1
+    return tokens
+
+
+def _draw(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
+    """Draws one token a row from the filtered distributions of logits [rows, vocabulary]."""
+    temperatures = mx.array([[row.params.temperature] for row in rows])
+    probabilities = mx.softmax(logits / temperatures, axis=-1)
+    if any(row.params.filtered for row in rows):
+        probabilities = _filter(probabilities, [row.params for row in rows])
+    cumulated = mx.cumsum(probabilities, axis=-1)
+    draws = mx.array([[row.draw()] for row in rows]) * cumulated[:, -1:]
+    return mx.argmax(cumulated > draws, axis=-1).astype(mx.uint32)
+
+
+def _filter(probabilities: mx.array, params: Sequence[SamplingParams]) -> mx.array:
+    """Sets to zero what min_p, top_k and top_p leave out of [rows, vocabulary]; keeps the rest."""
+    highest = probabilities.max(axis=-1, keepdims=True)
+    floor = highest * mx.array([[p.min_p] for p in params])
+    vocabulary = probabilities.shape[-1]
+    ks = [min(p.top_k, vocabulary) for p in params]
+    if any(ks):
+        best = mx.sort(mx.topk(probabilities, max(ks), axis=-1), axis=-1)
+        places = mx.array([[max(ks) - k if k else 0] for k in ks])
+        kth = mx.take_along_axis(best, places, axis=-1)
+        floor = mx.maximum(floor, mx.where(mx.array([[k > 0] for k in ks]), kth, 0.0))
+    kept = mx.where(probabilities >= floor, probabilities, 0.0)
+    if any(p.top_p < 1 for p in params):
+        mass = kept.sum(axis=-1, keepdims=True) * mx.array([[p.top_p] for p in params])
+        low, high = mx.zeros_like(highest), highest
+        for _ in range(_TOP_P_HALVINGS):
+            middle = (low + high) / 2
+            enough = mx.where(kept >= middle, kept, 0.0).sum(axis=-1, keepdims=True) >= mass
+            low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
+        unfiltered = mx.array([[p.top_p >= 1] for p in params])
+        kept = mx.where(mx.logical_or(unfiltered, kept >= low), kept, 0.0)
+    return kept

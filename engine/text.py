@@ -1,0 +1,96 @@
+"""Turns a row's tokens into its text, and finds its stop strings in that text.
+
+Stop strings are matched on decoded text, not on tokens: "beta gamma" must be found whether the
+model writes it as two tokens or as ten.
+"""
+
+from collections.abc import Sequence
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+_INCOMPLETE = "\ufffd"
+"""What a decoder shows for bytes that are not a whole character (yet)."""
+
+_CONTEXT_TOKENS = 4
+"""Prompt tokens that are decoded before a continuation, for the sake of its leading space."""
+
+
+class RowText:
+    """The text of one row, token by token where it has stop strings, else once at the end.
+
+    `prompt` is given for continuations of plain text: SentencePiece decoders drop the leading space
+    of what they take for the beginning of a text.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerWrapper, stops: Sequence[str] = (), prompt: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._context = list(prompt[-_CONTEXT_TOKENS:])
+        self._tokens: list[int] = []
+        self._done = 0  # tokens whose text is in self._text
+        self._window = 0  # first token that is decoded again for the sake of the next ones
+        self._text = ""
+        self._searched = 0  # characters of self._text that cannot begin a new stop
+        self._stopped_at: int | None = None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    def add(self, token: int) -> bool:
+        """Takes one more token; returns whether a stop string is now complete."""
+        self._tokens.append(token)
+        if self._stops:
+            self._extend_text()
+            self._search()
+        return self._stopped_at is not None
+
+    def finish(self) -> str:
+        """Gives the text, cut at the earliest stop; half a character at the end is left out."""
+        if self._stopped_at is None:
+            self._text = self._decode_all()
+            self._searched = 0
+            self._search()
+        return self._text[: self._stopped_at]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return str(text)
+
+    def _decode_all(self) -> str:
+        text = self._decode(self._tokens)
+        if self._context:
+            before = self._decode(self._context)
+            joined = self._decode([*self._context, *self._tokens])
+            if joined.startswith(before):
+                text = joined[len(before) :]
+        return text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else text
+
+    def _extend_text(self) -> None:
+        """Appends the text of new tokens once they end in a whole character.
+
+        A few tokens before are decoded with them, since a token's text can depend on those.
+        """
+        tokens = [*self._context, *self._tokens]
+        offset = len(self._context)
+        start = offset + self._window if self._done or not offset else 0
+        known = self._decode(tokens[start : offset + self._done])
+        text = self._decode(tokens[start:])
+        if text.endswith(_INCOMPLETE) or not text.startswith(known):
+            return
+        self._text += text[len(known) :]
+        self._window, self._done = self._done, len(self._tokens)
+
+    def _search(self) -> None:
+        """Finds the stop that is complete first; of those, the one that begins first."""
+        found: list[tuple[int, int]] = []
+        for stop in self._stops:
+            at = self._text.find(stop, max(0, self._searched - len(stop) + 1))
+            if at >= 0:
+                found.append((at + len(stop), at))
+        if found:
+            first_end = min(found)[0]
+            self._stopped_at = min(at for end, at in found if end == first_end)
+        self._searched = len(self._text)

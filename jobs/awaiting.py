@@ -1,0 +1,85 @@
+"""Lets any number of coroutines wait for jobs through one blocking read.
+
+Each event loop has one reader for each Redis: it follows the completions stream while somebody
+waits, and wakes the futures of the jobs that the stream names.
+"""
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+from mlx_rq.jobs import keys
+from redis.asyncio import Redis
+from rq.job import Job as RQJob
+
+_BLOCK_MILLISECONDS = 2000
+
+_readers: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Reader]]" = WeakKeyDictionary()
+
+
+async def wait_for_end(job_id: str, redis_url: str) -> None:
+    """Returns once the job has ended, however it ended (also where it does not exist)."""
+    readers = _readers.setdefault(asyncio.get_running_loop(), {})
+    reader = readers.setdefault(redis_url, _Reader(redis_url))
+    await reader.wait(job_id)
+
+
+class _Reader:
+    """Follows the completions stream for all the waiters of one event loop."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis_url = redis_url
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._client: Redis | None = None  # there is one while somebody follows the stream
+
+    async def wait(self, job_id: str) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(job_id, set()).add(future)
+        if self._client is None:
+            self._client = Redis.from_url(self._redis_url)
+            self._task = asyncio.create_task(self._follow(self._client))
+        try:
+            # The end may have come before anybody followed the stream.
+            await self._wake_ended(self._client, [job_id])
+            await future
+        finally:
+            waiters = self._waiters[job_id]
+            waiters.discard(future)
+            if not waiters:
+                del self._waiters[job_id]
+
+    async def _follow(self, client: Redis) -> None:
+        try:
+            newest = await client.xrevrange(keys.COMPLETIONS, count=1)
+            position = newest[0][0] if newest else b"0-0"
+            while self._waiters:
+                streams = await client.xread(
+                    {keys.COMPLETIONS: position}, block=_BLOCK_MILLISECONDS
+                )
+                for _, entries in streams or ():
+                    position = entries[-1][0]
+                    for _, fields in entries:
+                        self._wake(fields[b"job"].decode())
+                if not streams:  # ends that the stream did not tell: trimmed, or RQ's own
+                    await self._wake_ended(client, list(self._waiters))
+        except Exception as error:
+            for futures in self._waiters.values():
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
+        finally:
+            self._client = None  # before the await: who comes now starts a reader of its own
+            await client.aclose()
+
+    async def _wake_ended(self, client: Redis, job_ids: list[str]) -> None:
+        async with client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hget(RQJob.key_for(job_id), "status")
+            statuses = await pipe.execute()
+        for job_id, status in zip(job_ids, statuses, strict=True):
+            if status not in (b"queued", b"started"):
+                self._wake(job_id)
+
+    def _wake(self, job_id: str) -> None:
+        for future in self._waiters.get(job_id, ()):
+            if not future.done():
+                future.set_result(None)

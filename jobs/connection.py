@@ -1,0 +1,81 @@
+"""The way to Redis: one client for each URL, and one clear line when nobody answers."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from urllib.parse import urlsplit, urlunsplit
+
+from mlx_rq.jobs.errors import RedisUnavailable, RequestError
+from redis import Redis
+from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+
+DEFAULT_URL = "redis://localhost:6379/0"
+URL_VARIABLE = "MLX_RQ_REDIS_URL"
+
+
+def resolve_url(redis_url: str | None = None) -> str:
+    """Chooses the URL: the argument, else the environment's `MLX_RQ_REDIS_URL`, else localhost."""
+    return redis_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def new_connection(redis_url: str | None = None) -> Redis:
+    """Makes a client of its own for a URL (a worker's threads do not share one).
+
+    Raises RequestError where the URL is not one that redis-py reads.
+    """
+    url = resolve_url(redis_url)
+    try:
+        return Redis.from_url(url, health_check_interval=30)
+    except ValueError as error:
+        raise RequestError(
+            f"Invalid Redis URL {without_password(url)!r}: {error}",
+            code="invalid_value",
+            param="redis_url",
+        ) from None
+
+
+@lru_cache(maxsize=16)
+def _shared(url: str, pid: int) -> Redis:
+    return new_connection(url)
+
+
+def connect(redis_url: str | None = None) -> Redis:
+    """Gives the client that this process shares for a URL. Connects when first used."""
+    return _shared(resolve_url(redis_url), os.getpid())
+
+
+def without_password(url: str) -> str:
+    """Hides the password of a URL, so that it can be shown and logged."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    user = parts.username or ""
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
+
+
+def address(connection: Redis) -> str:
+    """Says where a client connects to, without secrets."""
+    options = connection.connection_pool.connection_kwargs
+    if "path" in options:
+        return f"unix://{options['path']}"
+    scheme = "rediss" if "SSL" in connection.connection_pool.connection_class.__name__ else "redis"
+    return f"{scheme}://{options.get('host')}:{options.get('port')}/{options.get('db', 0)}"
+
+
+@contextmanager
+def reachable(connection: Redis) -> Iterator[None]:
+    """Turns a failed connection into RedisUnavailable, which says what was tried and what to do."""
+    try:
+        yield
+    except AuthenticationError as error:
+        raise RedisUnavailable(
+            f"Redis at {address(connection)} refused the login: {error}. "
+            f"Put the user and password into {URL_VARIABLE} (redis://user:password@host:port/0)."
+        ) from error
+    except (ConnectionError, TimeoutError) as error:
+        raise RedisUnavailable(
+            f"No Redis at {address(connection)}: {error}. "
+            f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
+        ) from error

@@ -1,0 +1,79 @@
+"""Every error that reaches a person, in one shape.
+
+An error object has the four keys of OpenAI's (`message`, `type`, `param`, `code`), always all
+four, so that a client which reads `error.code` never meets a missing key.
+"""
+
+from typing import Any, Literal
+
+ErrorType = Literal["invalid_request_error", "server_error", "cancelled"]
+ErrorObject = dict[str, str | None]
+
+
+def error_object(
+    message: str,
+    *,
+    code: str | None,
+    param: str | None = None,
+    type: ErrorType = "invalid_request_error",
+) -> ErrorObject:
+    """Builds an error object with all four keys, in OpenAI's order."""
+    return {"message": message, "type": type, "param": param, "code": code}
+
+
+class RequestError(ValueError):
+    """A request that cannot be honoured: names the field, the value and what would be right.
+
+    Raised at the door by `submit()`; at the worker it becomes the job's result.
+    """
+
+    def __init__(self, message: str, *, code: str | None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.error: ErrorObject = error_object(message, code=code, param=param)
+
+    @property
+    def code(self) -> str | None:
+        return self.error["code"]
+
+    @property
+    def param(self) -> str | None:
+        return self.error["param"]
+
+
+class JobFailed(Exception):
+    """The job ended without an answer; `error` is the error object that says why."""
+
+    def __init__(self, job_id: str, error: dict[str, Any]) -> None:
+        super().__init__(f"job {job_id}: {error.get('message')}")
+        self.job_id = job_id
+        self.error = error
+
+
+class ResultTimeout(TimeoutError):
+    """No result came in time. The job itself goes on; its id still names it."""
+
+
+class JobNotFound(LookupError):
+    """No such job: never submitted, or its result has passed its time to live."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"job {job_id!r} not found: no such id, or its result has passed its time to live"
+        )
+        self.job_id = job_id
+
+
+class IdempotencyConflict(RequestError):
+    """The idempotency key was used before, for another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"The idempotency key {key!r} was already used for a request with another body. "
+            "Use a new key for a new request.",
+            code="idempotency_conflict",
+            param="idempotency_key",
+        )
+
+
+class RedisUnavailable(ConnectionError):
+    """Redis could not be reached: says what was tried and how to start one."""

@@ -1,0 +1,63 @@
+"""Every Redis name that mlx-rq itself adds, in one place (RQ's names come from RQ's objects).
+
+    mlx-rq:result:<job id>          string   the OpenAI-shaped result, or {"error": {...}}; TTL
+    mlx-rq:completions              stream   one entry for each job that ended; trimmed
+    mlx-rq:bell:<model>             list     rung by submit, so that an idle worker wakes at once
+    mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
+    mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
+    mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
+
+RQ's queues are called `mlx-rq:<model>:<priority>`, the model percent-encoded, because model ids
+hold slashes and RQ joins queue names with commas.
+"""
+
+import hashlib
+from typing import Literal, get_args
+from urllib.parse import quote, unquote
+
+Priority = Literal["high", "default", "low"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+ANY_MODEL = "default"
+"""The model that a body without `model` asks for; every worker serves it."""
+
+COMPLETIONS = "mlx-rq:completions"
+COMPLETIONS_KEPT = 100_000
+"""Entries that the completions stream keeps (about 100 bytes each)."""
+
+RECOVERY = "mlx-rq:recovery"
+
+_QUEUE = "mlx-rq"
+
+
+def result(job_id: str) -> str:
+    """Names the key that holds a job's result."""
+    return f"mlx-rq:result:{job_id}"
+
+
+def bell(model: str) -> str:
+    """Names the list that wakes idle workers of a model."""
+    return f"mlx-rq:bell:{model}"
+
+
+def worker(name: str) -> str:
+    """Names the record in which a live worker says what it serves."""
+    return f"mlx-rq:worker:{name}"
+
+
+def idempotency(key: str) -> str:
+    """Names the record of an idempotency key (hashed: the key is the user's and may be long)."""
+    return f"mlx-rq:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def queue_name(model: str, priority: Priority) -> str:
+    """Names the RQ queue of one model and priority."""
+    return f"{_QUEUE}:{quote(model, safe='')}:{priority}"
+
+
+def model_and_priority(queue: str) -> tuple[str, str]:
+    """Reads a queue name back; raises ValueError where it is not one of ours."""
+    prefix, model, priority = queue.split(":")
+    if prefix != _QUEUE:
+        raise ValueError(f"not a queue of mlx-rq: {queue!r}")
+    return unquote(model), priority

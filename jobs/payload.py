@@ -1,0 +1,70 @@
+"""How a job's body lies in RQ: JSON data under a name that nothing ever calls."""
+
+import json
+import zlib
+from typing import Any, NamedTuple
+
+from mlx_rq.jobs.errors import RequestError
+from rq.job import Job as RQJob
+from rq.serializers import JSONSerializer
+
+SERIALIZER = JSONSerializer
+
+FUNCTION = "mlx_rq.jobs.payload.only_an_mlx_rq_worker_can_run_this"
+
+_MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+"""The most bytes that a payload may unpack to: above any body that passed the door."""
+
+
+def only_an_mlx_rq_worker_can_run_this(**_: Any) -> None:
+    """Fails: a stock RQ worker was started on a queue of mlx-rq."""
+    raise RuntimeError("start `mlx-rq worker` on this queue; a stock RQ worker cannot run this job")
+
+
+class InertJob(RQJob):
+    """An RQ job of which nothing is ever called.
+
+    RQ's recovery of expired leases runs the callbacks and webhooks that a job's record names;
+    whoever can write to Redis could have a worker run those.
+    """
+
+    @property
+    def failure_callback(self) -> None:  # type: ignore[override]
+        return None
+
+    def send_webhooks(self, status: str, *, exc_string: str | None = None) -> None:
+        """Sends nothing."""
+
+
+class Payload(NamedTuple):
+    """What a producer sent."""
+
+    kind: str
+    body: dict[str, Any]
+
+
+def read_payload(data: bytes | None) -> Payload:
+    """Reads the data of an RQ job as JSON, executing nothing.
+
+    Raises RequestError where it is not a job of ours: pickled, cut off, another function's.
+    """
+    try:
+        if data is None:
+            raise ValueError("it has no data")
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(data, _MAX_PAYLOAD_BYTES)
+        if inflate.unconsumed_tail:
+            raise ValueError("it is too large")
+        function, _, _, arguments = json.loads(text)
+        if function != FUNCTION:
+            raise ValueError(f"it calls {str(function)[:80]!r}")
+        kind, body = arguments["kind"], arguments["body"]
+        if not isinstance(kind, str) or not isinstance(body, dict):
+            raise ValueError("its kind is not a string or its body not an object")
+    except (ValueError, TypeError, KeyError, zlib.error, RecursionError) as error:
+        raise RequestError(
+            f"The payload is not a job of mlx-rq: {error}. "
+            "Submit jobs with mlx_rq.submit() or the command line.",
+            code="invalid_payload",
+        ) from None
+    return Payload(kind, body)

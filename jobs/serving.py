@@ -1,0 +1,35 @@
+"""Which live workers serve a model: read from what each worker says of itself."""
+
+import json
+from typing import Any
+
+from mlx_rq.jobs import keys
+from redis import Redis
+from rq.utils import as_text
+from rq.worker import BaseWorker
+
+
+def live_workers(connection: Redis) -> list[dict[str, Any]]:
+    """Lists the live workers: each with its name and what it last said of itself.
+
+    A worker that died is gone when its record's time to live is over.
+    """
+    prefix = BaseWorker.redis_worker_namespace_prefix
+    names = sorted(
+        as_text(key).removeprefix(prefix)
+        for key in connection.smembers(BaseWorker.redis_workers_keys)
+    )
+    with connection.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.get(keys.worker(name))
+        records = pipe.execute()
+    return [
+        {"name": name, **json.loads(record)}
+        for name, record in zip(names, records, strict=True)
+        if record is not None
+    ]
+
+
+def workers_for(connection: Redis, model: str) -> list[str]:
+    """Names the live workers that serve a model."""
+    return [worker["name"] for worker in live_workers(connection) if model in worker["serves"]]

@@ -1,0 +1,220 @@
+"""Turns a body into a request, or says in OpenAI's words what is wrong with it.
+
+Run twice: at the door, so that the producer learns at once, and again at the worker, because
+anything may have been put into the queue by hand.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.requests import REQUESTS, Kind, Request, without_hints
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""The most bytes of JSON that a body may have."""
+
+_KIND_BY_FIELD: Mapping[str, Kind] = {"messages": "chat", "prompt": "completion"}
+
+
+def kind_of(body: Mapping[str, Any]) -> Kind:
+    """Tells which kind of job a body is by the field that only that kind has.
+
+    Raises RequestError where there is none, or more than one.
+    """
+    if "input" in body:
+        raise RequestError(
+            "Unsupported parameter: 'input'. Responses jobs are not supported yet; "
+            "send 'messages' for a chat job.",
+            code="unsupported_parameter",
+            param="input",
+        )
+    found = [field for field in _KIND_BY_FIELD if body.get(field) is not None]
+    if len(found) > 1:
+        raise RequestError(
+            f"A job has one of 'messages' (chat) and 'prompt' (completion), not {len(found)}.",
+            code="invalid_value",
+            param=found[1],
+        )
+    return _KIND_BY_FIELD[found[0]] if found else "chat"
+
+
+def encode_body(body: Mapping[str, Any]) -> str:
+    """Writes a body as JSON, key order kept; raises RequestError where it is none or too big."""
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())  # a lone surrogate fails here, not in Redis
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
+    if size > MAX_BODY_BYTES:
+        raise RequestError(
+            f"The body has {size:,} bytes; the limit is {MAX_BODY_BYTES:,}.",
+            code="request_too_large",
+        )
+    return text
+
+
+def validate(kind: str, body: Mapping[str, Any]) -> Request:
+    """Reads a body as the request of its kind.
+
+    Raises RequestError with the first fault in the order of the fields.
+    """
+    model = REQUESTS.get(kind)  # type: ignore[call-overload]
+    if model is None:
+        raise RequestError(
+            f"Unknown kind of job: {kind!r}. Known kinds: {', '.join(REQUESTS)}.",
+            code="invalid_value",
+            param="kind",
+        )
+    known = without_hints(body)
+    for name, harmless in model.not_yet.items():
+        if name in known:
+            value = known.pop(name)
+            if value is not None and value not in harmless:
+                raise RequestError(
+                    f"Unsupported parameter: '{name}' is not supported yet.",
+                    code="unsupported_parameter",
+                    param=name,
+                )
+    try:
+        request: Request = model.model_validate(known)
+    except ValidationError as error:
+        # Unknown fields come last, as pydantic reports them.
+        raise _request_error(error.errors()[0], known) from None
+    return request
+
+
+def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError:
+    """Translates one of pydantic's faults into OpenAI's code, param and wording."""
+    param = _param(fault["loc"], body)
+    value = fault["input"]
+    context = fault.get("ctx", {})
+    match fault["type"]:
+        case "missing" | "union_tag_not_found":
+            if fault["type"] == "union_tag_not_found":
+                param = f"{param}.role"
+            message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
+        case "extra_forbidden":
+            message = f"Unrecognized request argument supplied: {param}"
+            code = "unknown_parameter"
+        case "less_than_equal" | "greater_than_equal" | "greater_than" | "less_than":
+            message, code = _out_of_range(fault["type"], param, value, context)
+        case "too_long":
+            most, length = context["max_length"], context["actual_length"]
+            message = (
+                f"Invalid '{param}': array too long. Expected an array with maximum length {most}, "
+                f"but got an array with length {length} instead."
+            )
+            code = "array_above_max_length"
+        case "too_short":
+            message = (
+                f"Invalid '{param}': empty array. Expected an array with minimum length "
+                f"{context['min_length']}, but got an empty array instead."
+            )
+            code = "empty_array"
+        case "string_too_long":
+            message = (
+                f"Invalid '{param}': string too long. Expected a string with maximum length "
+                f"{context['max_length']}, but got a string with length {len(value)} instead."
+            )
+            code = "string_above_max_length"
+        case "literal_error" | "union_tag_invalid":
+            if fault["type"] == "union_tag_invalid":
+                param, value = f"{param}.role", context["tag"]
+            message, code = _not_one_of(param, value, context)
+        case kind if kind.endswith(("_type", "_parsing")) or kind == "is_instance_of":
+            message = (
+                f"Invalid type for '{param}': expected {_EXPECTED.get(kind, 'another type')}, "
+                f"but got {_name_of(value)} instead."
+            )
+            code = "invalid_type"
+        case _:
+            message, code = f"Invalid '{param}': {fault['msg']}.", "invalid_value"
+    return RequestError(message, code=code, param=param)
+
+
+def _param(location: tuple[int | str, ...], body: Any) -> str:
+    """Writes a fault's place as `messages[0].content[1].type`.
+
+    Pydantic puts the tags of unions between the real steps; a step that the body does not have is
+    one of those, unless it is the last (a missing field).
+    """
+    path = ""
+    here = body
+    for position, step in enumerate(location):
+        if isinstance(step, int) and isinstance(here, list):
+            path += f"[{step}]"
+            here = here[step] if step < len(here) else None
+        elif isinstance(here, Mapping) and (step in here or position == len(location) - 1):
+            path += f".{step}" if path else str(step)
+            here = here.get(step)
+    return path
+
+
+def _out_of_range(kind: str, param: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
+    above = kind.startswith("less")
+    sign, limit = next(
+        (sign, context[name])
+        for name, sign in (("le", "<="), ("ge", ">="), ("gt", ">"), ("lt", "<"))
+        if name in context
+    )
+    number = "decimal" if isinstance(limit, float) else "integer"
+    side, bound = ("above", "maximum") if above else ("below", "minimum")
+    limit = f"{limit:g}" if isinstance(limit, float) else limit
+    message = (
+        f"Invalid '{param}': {number} {side} {bound} value. "
+        f"Expected a value {sign} {limit}, but got {_short(value)} instead."
+    )
+    return message, f"{number}_{side}_{bound[:3]}_value"
+
+
+def _not_one_of(param: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
+    if param.endswith(".type") and isinstance(value, str) and value != "text":
+        return (
+            f"Invalid content type: '{_short(value)}' at '{param}'. "
+            "This is a text model: only 'text' parts are supported."
+        ), "invalid_value"
+    allowed = context.get("expected_tags") or context.get("expected", "")
+    return (
+        f"Invalid value: {_short(value)!r} at '{param}'. Supported values are: {allowed}."
+    ), "invalid_value"
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a decimal",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def _name_of(value: Any) -> str:
+    """Names a JSON value's type as OpenAI's messages do."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a decimal"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "an array"
+        case Mapping():
+            return "an object"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def _short(value: Any, most: int = 80) -> str:
+    text = str(value)
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,139 @@
+"""Takes jobs from the queues with a lease, keeps the leases, gives jobs back.
+
+RQ's own intermediate queue fails whoever takes many jobs at once: a job that waits there for a
+minute is taken for stuck. So one script claims straight into RQ's StartedJobRegistry (`claim.lua`).
+"""
+
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.ending import Lease, execution_key_parts, load_script
+from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, RECOVERY_RETRIES
+from mlx_rq.jobs.payload import SERIALIZER
+from redis import Redis
+from rq import Queue
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job as RQJob
+from rq.utils import now, utcformat
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job that this worker holds a lease on. `data` is what lies in Redis, unread."""
+
+    id: str
+    queue_name: str
+    rank: int
+    data: bytes | None
+    result_ttl: int
+    timeout: float | None
+    attempt: int
+    max_attempts: int
+    lease: Lease
+
+    @property
+    def execution(self) -> Execution:
+        """RQ's object for this claim, bound to no connection."""
+        connection: Any = None
+        name = self.lease.worker_name
+        return Execution(self.lease.execution_id, self.id, connection, worker_name=name)
+
+
+class Claims:
+    """Claims on the queues of the models that a worker serves, most urgent priority first."""
+
+    def __init__(
+        self, connection: Redis, worker_name: str, models: Iterable[str], *, lease_seconds: int
+    ) -> None:
+        self._connection = connection
+        self._worker_name = worker_name
+        self._models = list(models)
+        self.lease_seconds = lease_seconds
+        self.queues = [
+            Queue(keys.queue_name(model, priority), connection=connection, serializer=SERIALIZER)
+            for priority in keys.PRIORITIES
+            for model in self._models
+        ]
+        self._script = connection.register_script(load_script("mlx_rq.worker", "claim.lua"))
+        self._handback = connection.register_script(load_script("mlx_rq.worker", "handback.lua"))
+
+    def take(self, limit: int) -> list[ClaimedJob]:
+        """Claims up to `limit` jobs and returns them; an empty list where none wait."""
+        before, worker_before, worker_after = execution_key_parts()
+        script_keys = [
+            key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
+        ]
+        started_at = now()
+        arguments: list[Any] = [
+            limit,
+            self._worker_name,
+            utcformat(started_at),
+            started_at.timestamp(),
+            self.lease_seconds,
+            RQJob.key_for(""),
+            before,
+            ExecutionRegistry("", self._connection).key,
+            *(uuid.uuid4().hex for _ in range(limit)),
+        ]
+        claimed = self._script(
+            keys=[*script_keys, f"{worker_before}{self._worker_name}{worker_after}"], args=arguments
+        )
+        return [self._read(entry, started_at) for entry in claimed]
+
+    def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
+        number, job_id, execution_id, data, meta_text, retries_left, result_ttl = entry
+        queue = self.queues[number - 1]
+        meta = _meta(meta_text)
+        max_attempts = int(meta.get("max_attempts") or DEFAULT_MAX_ATTEMPTS)
+        # RQ counts down from what submit gave it; a job put in by hand has no count.
+        retries = max_attempts - 1 + RECOVERY_RETRIES
+        attempt = retries - int(retries_left) + 1 if retries_left is not None else 1
+        return ClaimedJob(
+            id=job_id.decode(),
+            queue_name=queue.name,
+            rank=(number - 1) // len(self._models),
+            data=data,
+            result_ttl=int(result_ttl) if result_ttl else DEFAULT_RESULT_TTL,
+            timeout=meta.get("timeout"),
+            attempt=attempt,
+            max_attempts=max_attempts,
+            lease=Lease(execution_id.decode(), self._worker_name, started_at),
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Returns when a producer rings the bell of one of the models, or after some seconds."""
+        self._connection.blpop([keys.bell(model) for model in self._models], timeout=seconds)
+
+    def hand_back(self, jobs: Iterable[ClaimedJob]) -> int:
+        """Gives jobs back to the front of their queues; returns how many were still ours."""
+        returned = 0
+        # Last first: each goes to the front, so that the order stays as it was.
+        for job in reversed(list(jobs)):
+            queue = Queue(job.queue_name, connection=self._connection, serializer=SERIALIZER)
+            _, worker_before, worker_after = execution_key_parts()
+            returned += self._handback(
+                keys=[
+                    RQJob.key_for(job.id),
+                    queue.key,
+                    queue.started_job_registry.key,
+                    ExecutionRegistry(job.id, self._connection).key,
+                    f"{worker_before}{self._worker_name}{worker_after}",
+                    job.execution.key,
+                ],
+                args=[job.id, job.lease.execution_id],
+            )
+        return returned
+
+
+def _meta(text: bytes | None) -> dict[str, Any]:
+    """Reads what the producer said beside the body; nothing where it cannot be read."""
+    try:
+        meta = json.loads(text or b"{}")
+    except ValueError:
+        return {}
+    return meta if isinstance(meta, dict) else {}

@@ -1,0 +1,117 @@
+"""The command line: `mlx-rq`. Every option can also come from the environment (MLX_RQ_…).
+
+This module and `cli_jobs` need no MLX; commands that do import it when they are run.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from mlx_rq.jobs.errors import (
+    JobFailed,
+    JobNotFound,
+    RedisUnavailable,
+    RequestError,
+    ResultTimeout,
+    error_object,
+)
+
+ENVIRONMENT_PREFIX = "MLX_RQ"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Declares an option that the environment can also set, as MLX_RQ_<ITS NAME>."""
+    long_name = next(name for name in names if name.startswith("--"))
+    variable = long_name.split("/")[0].removeprefix("--").replace("-", "_").upper()
+    settings.setdefault("show_default", True)
+    return click.option(*names, envvar=f"{ENVIRONMENT_PREFIX}_{variable}", **settings)
+
+
+redis_option = option(
+    "--redis-url",
+    metavar="URL",
+    default=None,
+    show_default="redis://localhost:6379/0",
+    help="Where the queue is: redis://, rediss:// or unix://.",
+)
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON document on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+class _Group(click.Group):
+    """Prints errors that a person can act on as one line, and exits with 1."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (
+            RequestError,
+            JobFailed,
+            JobNotFound,
+            RedisUnavailable,
+            ResultTimeout,
+            _user_errors(),
+        ) as error:
+            _print_error(error)
+            sys.exit(1)
+
+
+class _NoError(Exception):
+    """Never raised."""
+
+
+def _user_errors() -> type[Exception]:
+    """The engine's error class, where the engine was imported at all."""
+    models = sys.modules.get("mlx_rq.engine.models")
+    return _NoError if models is None else models.ModelError
+
+
+def _print_error(error: Exception) -> None:
+    details = getattr(error, "error", None) or error_object(str(error), code=None)
+    if "--json" in sys.argv:
+        click.echo(json.dumps({"error": details}, ensure_ascii=False))
+    elif isinstance(error, JobFailed):
+        click.echo(f"Error: {error} [{details.get('code')}]", err=True)
+    else:
+        click.echo(f"Error: {error}", err=True)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mlx-rq")
+@option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="How much is said on standard error.",
+)
+def main(log_level: str) -> None:
+    """Asynchronous language-model jobs on Apple silicon.
+
+    Start with `mlx-rq demo`, or `mlx-rq up` and then `mlx-rq submit "Hello"`.
+    """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    # These speak once for every request or connection.
+    for noisy in ("rq", "httpx", "filelock", "transformers"):
+        logging.getLogger(noisy).setLevel("WARNING")
+
+
+def _register() -> None:
+    from mlx_rq.worker import cli_jobs, cli_run
+
+    for module in (cli_jobs, cli_run):
+        for command in module.COMMANDS:
+            main.add_command(command)
+
+
+_register()

@@ -1,0 +1,115 @@
+"""Keeps a worker's leases alive from a thread of its own, while the MLX thread computes.
+
+The thread has its own connection. It renews only while the generation thread shows progress: a
+worker that hangs loses its leases, and with them its jobs, to one that works.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import SERIALIZER, InertJob
+from mlx_rq.worker.claim import ClaimedJob
+from redis import Redis
+from redis.exceptions import RedisError
+from rq import Queue
+from rq.executions import Execution
+from rq.registry import StartedJobRegistry
+from rq.worker import BaseWorker
+
+logger = logging.getLogger("mlx_rq.worker")
+
+
+class LeaseKeeper(threading.Thread):
+    """Renews leases every quarter of their length and says that the worker lives."""
+
+    def __init__(
+        self,
+        connection: Redis,
+        worker: BaseWorker,
+        *,
+        lease_seconds: int,
+        stall_seconds: float,
+        jobs: Callable[[], list[ClaimedJob]],
+        describe: Callable[[], Mapping[str, Any]],
+        recover: list[Queue],
+    ) -> None:
+        super().__init__(name="leases", daemon=True)
+        self._connection = connection
+        self._worker = worker
+        self._lease_seconds = lease_seconds
+        self._stall_seconds = stall_seconds
+        self._jobs = jobs
+        self._describe = describe
+        self._recover = recover
+        self._stopping = threading.Event()
+        self._last_progress = time.monotonic()
+
+    @property
+    def interval(self) -> float:
+        return self._lease_seconds / 4
+
+    def progress(self) -> None:
+        """Called by the generation thread whenever it has done a piece of work."""
+        self._last_progress = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends the thread and takes the worker's record away."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+        try:
+            self._connection.delete(keys.worker(self._worker.name))
+        except RedisError as error:
+            logger.warning("could not sign off: %s", error)
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            stalled = time.monotonic() - self._last_progress > self._stall_seconds
+            try:
+                if stalled:
+                    logger.error(
+                        "no progress for %.0f s: leases are not renewed", self._stall_seconds
+                    )
+                else:
+                    self.renew()
+                self._recover_expired()
+            except RedisError as error:
+                logger.warning("leases could not be renewed: %s; trying again", error)
+                self._stopping.wait(min(1.0, self.interval))
+                continue
+            self._stopping.wait(self.interval)
+
+    def renew(self) -> None:
+        """Prolongs all leases and the worker's own record, in one round trip.
+
+        A lease that was lost in the meantime is not taken back.
+        """
+        with self._connection.pipeline(transaction=False) as pipe:
+            self._worker.heartbeat(2 * self._lease_seconds, pipeline=pipe)
+            pipe.set(
+                keys.worker(self._worker.name),
+                json.dumps(self._describe()),
+                ex=2 * self._lease_seconds,
+            )
+            for job in self._jobs():
+                registry = StartedJobRegistry(
+                    job.queue_name, connection=self._connection, serializer=SERIALIZER
+                )
+                execution: Execution = job.execution
+                execution.heartbeat(registry, self._lease_seconds, pipe)
+            pipe.execute()
+
+    def _recover_expired(self) -> None:
+        """Puts the jobs of dead workers back into their queues (RQ's clean-up counts the attempt).
+
+        One worker does it at a time: the record that says so expires by itself.
+        """
+        if not self._connection.set(keys.RECOVERY, self._worker.name, nx=True, px=1000):
+            return
+        for queue in self._recover:
+            StartedJobRegistry(queue=queue, job_class=InertJob).cleanup()
