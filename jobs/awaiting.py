@@ -8,6 +8,7 @@ import asyncio
 from weakref import WeakKeyDictionary
 
 from mlx_rq.jobs import keys
+from mlx_rq.jobs.connection import SOCKET_TIMEOUT
 from redis.asyncio import Redis
 from rq.job import Job as RQJob
 
@@ -35,7 +36,7 @@ class _Reader:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(job_id, set()).add(future)
         if self._client is None:
-            self._client = Redis.from_url(self._redis_url)
+            self._client = Redis.from_url(self._redis_url, socket_timeout=SOCKET_TIMEOUT)
             self._task = asyncio.create_task(self._follow(self._client))
         try:
             # The end may have come before anybody followed the stream.

@@ -12,6 +12,8 @@ from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 DEFAULT_URL = "redis://localhost:6379/0"
 URL_VARIABLE = "MLX_RQ_REDIS_URL"
+SOCKET_TIMEOUT = 30.0
+"""Seconds until an answer counts as lost: well above the longest blocking read."""
 
 
 def resolve_url(redis_url: str | None = None) -> str:
@@ -26,7 +28,7 @@ def new_connection(redis_url: str | None = None) -> Redis:
     """
     url = resolve_url(redis_url)
     try:
-        return Redis.from_url(url, health_check_interval=30)
+        return Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT, health_check_interval=30)
     except ValueError as error:
         raise RequestError(
             f"Invalid Redis URL {without_password(url)!r}: {error}",

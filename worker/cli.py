@@ -6,7 +6,8 @@ This module and `cli_jobs` need no MLX; commands that do import it when they are
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -45,6 +46,17 @@ json_option = option("--json", "as_json", is_flag=True, help="Print JSON, for ma
 def print_json(value: Any) -> None:
     """Prints one JSON document on standard output."""
     click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports that a bare install cannot do: says what to install instead of failing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is not installed: pip install 'mlx-rq[{extra}]'"
+        ) from None
 
 
 class _Group(click.Group):
@@ -107,9 +119,9 @@ def main(log_level: str) -> None:
 
 
 def _register() -> None:
-    from mlx_rq.worker import cli_jobs, cli_run
+    from mlx_rq.worker import cli_demo, cli_jobs, cli_model, cli_run
 
-    for module in (cli_jobs, cli_run):
+    for module in (cli_run, cli_demo, cli_jobs, cli_model):
         for command in module.COMMANDS:
             main.add_command(command)
 

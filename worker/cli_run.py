@@ -1,46 +1,20 @@
-"""Commands that run things: worker, up, demo; and `model`, which gets models."""
+"""Commands that generate: `worker`, and `up`, which brings a queue of its own."""
 
-import logging
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from mlx_rq.jobs.connection import new_connection, reachable
-from mlx_rq.worker.cli import Command, json_option, option, print_json, redis_option
+from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable
+from mlx_rq.worker.cli import Command, needs_extra, option, redis_option
+from mlx_rq.worker.cli_model import ensure_model
 from mlx_rq.worker.embedded import DEFAULT_PORT, default_data_dir, embedded_valkey
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-if TYPE_CHECKING:
-    from mlx_rq.engine.models import LoadedModel
-
-logger = logging.getLogger("mlx_rq.worker")
 
 DEMO_MODEL = "smollm2"
-
-
-class _MissingExtra(click.ClickException):
-    """A command needs packages that a bare install leaves out."""
-
-    def __init__(self, extra: str, package: str) -> None:
-        super().__init__(f"{package} is not installed: pip install 'mlx-rq[{extra}]'")
-
-
-@contextmanager
-def _needs(extra: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise _MissingExtra(extra, str(error.name)) from None
-
-
-def _load(model: str, trust_remote_code: bool) -> "LoadedModel":
-    with _needs("worker"):
-        from mlx_rq.engine import models
-    return models.load(model, trust_remote_code=trust_remote_code)
 
 
 _worker_options = (
@@ -97,17 +71,17 @@ def worker(
     connection = new_connection(redis_url)
     with reachable(connection):
         connection.ping()  # before minutes are spent on loading a model
-    loaded = _load(model, trust_remote_code)
-    from mlx_rq.engine.generate import EngineOptions, MLXEngine
-    from mlx_rq.worker.worker import MLXWorker, WorkerOptions
-
+    with needs_extra("worker"):
+        from mlx_rq.engine.generate import EngineOptions, MLXEngine
+        from mlx_rq.engine.models import load
+        from mlx_rq.worker.worker import MLXWorker, WorkerOptions
+    loaded = load(model, trust_remote_code=trust_remote_code)
     engine = MLXEngine(loaded, EngineOptions(rows=batch, max_wait=max_wait))
-    names = [*served_name, model] if "/" not in model or not Path(model).exists() else served_name
     mlx_worker = MLXWorker(
         engine,
         connection,
         new_connection(redis_url),
-        served_names=names,
+        served_names=served_name,
         options=WorkerOptions(**options),
         name=name,
     )
@@ -116,18 +90,15 @@ def worker(
 
 
 @contextmanager
-def _worker_process(redis_url: str, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def worker_process(
+    redis_url: str, options: Mapping[str, Any], log_level: str = "info"
+) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a worker as a child while the block runs; at the end it stops in good order."""
-    command = [
-        sys.executable,
-        "-m",
-        "mlx_rq.worker",
-        "worker",
-        "--redis-url",
-        redis_url,
-        *arguments,
-    ]
-    process = subprocess.Popen(command)
+    # -P: the folder that the user stands in may hold a `worker` or an `mlx_rq` of its own. The URL
+    # goes by the environment, since command lines are for everyone to see.
+    program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", log_level, "worker"]
+    environment = {**os.environ, URL_VARIABLE: redis_url}
+    process = subprocess.Popen([*program, *_arguments(options)], env=environment)
     try:
         yield process
     finally:
@@ -136,7 +107,7 @@ def _worker_process(redis_url: str, arguments: list[str]) -> Iterator[subprocess
         process.wait()
 
 
-def _arguments(options: dict[str, Any]) -> list[str]:
+def _arguments(options: Mapping[str, Any]) -> list[str]:
     """Writes options as the command line that means the same."""
     arguments = []
     for name, value in options.items():
@@ -168,7 +139,7 @@ def up(port: int, data_dir: Path | None, **options: Any) -> None:
     ensure_model(options["model"])
     with embedded_valkey((data_dir or default_data_dir()) / "valkey", port) as url:
         click.echo(f"queue:  {url}", err=True)
-        with _worker_process(url, _arguments(options)) as process:
+        with worker_process(url, options) as process:
             try:
                 code = process.wait()
             except KeyboardInterrupt:
@@ -178,64 +149,4 @@ def up(port: int, data_dir: Path | None, **options: Any) -> None:
         raise click.ClickException(f"the worker ended with code {code}")
 
 
-def ensure_model(name: str) -> None:
-    """Gets a known model that is not there yet, showing progress; leaves other names alone."""
-    with _needs("worker"):
-        from mlx_rq.engine import pull
-    if name in pull.KNOWN_MODELS and not pull.is_pulled(name):
-        _pull(name, None)
-
-
-def _pull(name: str, dtype: Any) -> Path:
-    from mlx_rq.engine import pull
-
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), transient=True
-    ) as bar:
-        task = bar.add_task(name, total=None)
-
-        def show(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{name}: {stage}", completed=done, total=total or None)
-
-        return pull.pull(name, dtype=dtype, progress=show)
-
-
-@click.group()
-def model() -> None:
-    """Get models, and see which are here."""
-
-
-@model.command("pull")
-@click.argument("name")
-@option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "4bit"]),
-    default=None,
-    show_default="what is fastest on this machine",
-)
-@json_option
-def pull_command(name: str, dtype: str | None, as_json: bool) -> None:
-    """Get a known model (smollm2) once and convert it to MLX."""
-    with _needs("worker"):
-        path = _pull(name, dtype)
-    if as_json:
-        print_json({"name": name, "path": str(path)})
-    else:
-        click.echo(path)
-
-
-@model.command("list")
-@json_option
-def list_command(as_json: bool) -> None:
-    """List the known models and what of them is here."""
-    with _needs("worker"):
-        from mlx_rq.engine import pull
-    models = pull.list_models()
-    if as_json:
-        print_json([entry.as_dict() for entry in models])
-        return
-    for entry in models:
-        click.echo(entry)
-
-
-COMMANDS = (worker, up, model)
+COMMANDS = (worker, up)

@@ -1,0 +1,87 @@
+"""The command `demo`: the whole way of a few jobs, on real parts, in one terminal."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from mlx_rq.jobs.connection import connect
+from mlx_rq.jobs.errors import ResultTimeout
+from mlx_rq.jobs.handle import Job, as_completed
+from mlx_rq.jobs.serving import live_workers
+from mlx_rq.jobs.submit import submit_many
+from mlx_rq.worker.cli_model import ensure_model
+from mlx_rq.worker.cli_run import worker_options, worker_process
+from mlx_rq.worker.embedded import embedded_valkey
+
+DEMO_SYSTEM = (
+    "You are a careful assistant for a small library. Readers ask you short questions on any "
+    "subject. Answer each in one or two plain sentences, without lists and without repeating the "
+    "question. If you do not know, say so."
+)
+DEMO_QUESTIONS = (
+    "What are the primary colours?",
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Who wrote Hamlet?",
+    "What is a queue?",
+    "How many legs has a spider?",
+    "What does a battery do?",
+    "Where do penguins live?",
+)
+
+
+@click.command()
+@worker_options
+def demo(**options: Any) -> None:
+    """Show the whole way: a queue, a worker, questions, answers. Leaves nothing behind."""
+    ensure_model(options["model"])
+    with (
+        tempfile.TemporaryDirectory(prefix="mlx-rq-demo-") as folder,
+        embedded_valkey(Path(folder), port=None) as url,
+        worker_process(url, options, log_level="warning") as process,
+    ):
+        jobs = {
+            job: question
+            for question, job in zip(
+                DEMO_QUESTIONS,
+                submit_many(map(_demo_body, DEMO_QUESTIONS), redis_url=url),
+                strict=True,
+            )
+        }
+        click.echo(f"{len(jobs)} jobs submitted to {url}; a worker is loading {options['model']}\n")
+        for job in _while_alive(process, jobs):
+            response = job.result()
+            click.secho(jobs[job], bold=True)
+            click.echo(f"  {response['choices'][0]['message']['content'].strip()}\n")
+        (record,) = live_workers(connect(url))
+        prompt, computed = (record["totals"][k] for k in ("prompt_tokens", "prefilled_tokens"))
+        click.echo(
+            f"{len(jobs)} answers. Their prompts have {prompt:,} tokens; {computed:,} of them were "
+            "computed, since what they share was computed once."
+        )
+
+
+def _demo_body(question: str) -> dict[str, Any]:
+    messages = [{"role": "system", "content": DEMO_SYSTEM}, {"role": "user", "content": question}]
+    return {"messages": messages, "max_completion_tokens": 60, "temperature": 0}
+
+
+def _while_alive(process: subprocess.Popen[bytes], jobs: Iterable[Job]) -> Iterator[Job]:
+    """Yields jobs as they end; raises where the worker died before."""
+    waiting = set(jobs)
+    while waiting:
+        try:
+            for job in as_completed(waiting, timeout=2.0):
+                waiting.discard(job)
+                yield job
+        except ResultTimeout:
+            if process.poll() is not None:
+                raise click.ClickException(
+                    f"the worker ended with code {process.returncode}"
+                ) from None
+
+
+COMMANDS = (demo,)
