@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import (
+    BatchCounters,
     BatchGenerator,
     GenerationBatch,
     PromptProcessingBatch,
@@ -97,9 +98,7 @@ class RowGenerator(BatchGenerator):
 
         `prompts` are the tokens that the rows' caches do not hold yet, at least one each.
         """
-        stops = {
-            ends: StopSequences([(token,) for token in ends]) for ends in {*end_tokens}
-        }
+        stops = {ends: StopSequences([(token,) for token in ends]) for ends in {*end_tokens}}
         uids: list[int] = self.insert(
             list(prompts),
             max_tokens=list(max_tokens),
@@ -110,9 +109,9 @@ class RowGenerator(BatchGenerator):
         return uids
 
     @property
-    def decoding(self) -> int:
-        """Rows in the decode batch."""
-        return len(self._generation_batch)
+    def counters(self) -> BatchCounters:
+        """What it has done so far: seconds and steps."""
+        return self._counters
 
     @property
     def prefilling(self) -> int:

@@ -2,23 +2,24 @@
 
 One `step()` does a bounded piece of each kind of work, so that rows go on decoding while prompts
 are prefilled: at most one chunk of the next trunk, the admission of one cohort, one decode step.
-The way of a row: `add` renders it → `_replan` gives it a place → `_admit` hands it to the batch
+The way of a row: `add` renders it → the schedule gives it a place → `_admit` hands it to the batch
 with its trunk's cache → `_decode` collects its tokens → `_finish` makes its task's outcome.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mlx_rq.engine.answer import answer
 from mlx_rq.engine.batch import RowGenerator
+from mlx_rq.engine.memory import default_kv_bytes, measure_kv
 from mlx_rq.engine.models import LoadedModel
-from mlx_rq.engine.plan import PlanRow, plan
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
-from mlx_rq.engine.trunks import Key, Trunk, Trunks, key_of
+from mlx_rq.engine.schedule import Cohort, Schedule
+from mlx_rq.engine.trunks import Trunk, Trunks, key_of
 from mlx_rq.jobs.errors import RequestError, error_object
 
 logger = logging.getLogger("mlx_rq.engine")
@@ -26,28 +27,26 @@ logger = logging.getLogger("mlx_rq.engine")
 _ADMIT_SHARE = 4
 """Rows are admitted once this part of the batch (1/4) is free: each admission copies all KV."""
 
+_RESERVED_TOKENS = 1024
+"""Tokens of a row's answer for which memory is kept at admission. Most answers are shorter than
+they may be; where many are not, rows are put back."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How much the engine does at once.
 
-    `rows` decode together; `chunk` prompt tokens are prefilled between two decode steps; trunks
-    take at most `trunk_bytes`; a row that waited `max_wait` seconds comes before all others.
+    `rows` decode together; `chunk` prompt tokens are prefilled between two decode steps; KV of
+    trunks and rows takes at most `kv_bytes` (None: what the machine has room for); a row that
+    waited `max_wait` seconds goes before others of its priority. A prefix is kept as a trunk from
+    `min_trunk_tokens` on.
     """
 
     rows: int = 16
     chunk: int = 512
-    trunk_bytes: int = 2 * 1024**3
+    kv_bytes: int | None = None
     max_wait: float = 30.0
     min_trunk_tokens: int = 16
-
-
-@dataclass(slots=True)
-class _Cohort:
-    """Rows that are admitted together, and the prefix that they share."""
-
-    prefix: Key
-    rows: deque[Row]
 
 
 class MLXEngine:
@@ -56,7 +55,7 @@ class MLXEngine:
     def __init__(
         self,
         model: LoadedModel,
-        options: EngineOptions = EngineOptions(),
+        options: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,21 +64,22 @@ class MLXEngine:
         self._clock = clock
         self._tasks: dict[str, Task] = {}
         self._rows: dict[str, list[Row]] = {}  # of every task that has not ended
-        self._waiting: list[Row] = []  # what the next plan is made of
-        self._cohorts: deque[_Cohort] = deque()
-        self._stale = False
         self._running: dict[int, Row] = {}  # by the generator's uid
         self._alone: deque[Row] = deque()  # rows that are generated one at a time after an error
-        self._generator = self._new_generator()
-        self._trunks = Trunks(
-            model.model, budget=options.trunk_bytes, chunk=options.chunk, clock=clock
+        self._schedule = Schedule(
+            cohort_rows=options.rows,
+            min_trunk_tokens=options.min_trunk_tokens,
+            max_wait=options.max_wait,
         )
+        self._kv_cost = measure_kv(model.model)
+        self._kv_bytes = options.kv_bytes or default_kv_bytes(model.model)
+        self._trunks = Trunks(model.model, chunk=options.chunk, clock=clock)
+        self._generator = self._new_generator()
         self._totals = Totals()
 
     def _new_generator(self) -> RowGenerator:
-        return RowGenerator(
-            self._model.model, rows=self._options.rows, prefill_step=self._options.chunk
-        )
+        options = self._options
+        return RowGenerator(self._model.model, rows=options.rows, prefill_step=options.chunk)
 
     @property
     def model_id(self) -> str:
@@ -88,23 +88,6 @@ class MLXEngine:
     @property
     def fingerprint(self) -> str:
         return self._model.fingerprint
-
-    @property
-    def totals(self) -> Totals:
-        counters = self._generator._counters
-        return replace(
-            self._totals,
-            prefilled_tokens=self._totals.prefilled_tokens + self._trunks.prefilled_tokens,
-            positions_computed=self._totals.positions_computed + self._trunks.prefilled_tokens,
-            prefill_seconds=counters.prompt_time + self._trunks.prefill_seconds,
-            decode_seconds=counters.decode_time,
-            decode_steps=counters.generation_steps,
-            trunks={
-                "held": len(self._trunks),
-                "bytes": self._trunks.nbytes,
-                "evicted": self._trunks.evicted,
-            },
-        )
 
     @property
     def capacity(self) -> int:
@@ -116,78 +99,75 @@ class MLXEngine:
 
     @property
     def waiting(self) -> int:
-        return len(self._tasks) - len({row.task_id for row in self._running.values()})
+        return len(self._schedule) + len(self._alone)
+
+    @property
+    def totals(self) -> Totals:
+        totals, trunks, counters = self._totals, self._trunks, self._generator.counters
+        return replace(
+            totals,
+            distinct_tokens=self._schedule.distinct_tokens,
+            prefilled_tokens=totals.prefilled_tokens + trunks.prefilled_tokens,
+            positions_computed=totals.positions_computed + trunks.prefilled_tokens,
+            prefill_seconds=counters.prompt_time + trunks.prefill_seconds,
+            decode_seconds=counters.decode_time,
+            decode_steps=counters.generation_steps,
+            trunks_held=len(trunks),
+            trunk_bytes=trunks.nbytes,
+            trunks_evicted=trunks.evicted,
+        )
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Takes tasks in; returns the outcomes of those that can never be generated."""
         refused = []
-        now = self._clock()
         for task in tasks:
             try:
-                rows = rows_of(task, self._model, now=now)
+                rows = rows_of(task, self._model, now=self._clock())
+                self._check_memory(rows)
             except RequestError as error:
                 refused.append(Outcome(task.id, {"error": error.error}))
                 continue
             self._tasks[task.id] = task
             self._rows[task.id] = rows
-            self._waiting += rows
+            self._schedule.add(rows)
             self._totals.tasks += 1
-            self._stale = True
         return refused
+
+    def _check_memory(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            least = self._kv_cost.bytes(1, len(row.prompt) + 1)
+            if least > self._kv_bytes:
+                raise RequestError(
+                    f"The prompt has {len(row.prompt)} tokens, whose KV takes {least:,} bytes; this "
+                    f"worker keeps {self._kv_bytes:,} (--kv-budget). Reduce the prompt.",
+                    code="context_length_exceeded",
+                )
 
     def cancel(self, task_id: str) -> None:
         """Forgets a task; a row that others wait for as their twin is generated all the same."""
         self._tasks.pop(task_id, None)
         gone = {row for row in self._rows.pop(task_id, ()) if not row.twins}
-        self._waiting = [row for row in self._waiting if row not in gone]
+        self._schedule.remove(gone)
         self._alone = deque(row for row in self._alone if row not in gone)
-        self._stale = True
-        self._generator.remove([uid for uid, row in self._running.items() if row in gone])  # type: ignore[no-untyped-call]
-        self._running = {uid: row for uid, row in self._running.items() if row not in gone}
+        self._take_out([uid for uid, row in self._running.items() if row in gone])
+
+    def _take_out(self, uids: Sequence[int]) -> list[Row]:
+        """Takes rows out of the batch."""
+        if uids:
+            self._generator.remove(uids)  # type: ignore[no-untyped-call]
+        return [self._running.pop(uid) for uid in uids]
 
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""
-        if not self._waiting and not self._running and not self._alone:
+        if not self._running and not self.waiting:
             return []
-        if self._stale:
-            self._replan()
         try:
+            self._make_room()
             self._admit()
             finished = self._decode()
         except Exception as error:
             return self._recover(error)
         return [outcome for row in finished for outcome in self._finish(row)]
-
-    def _replan(self) -> None:
-        """Orders all rows that wait, so that those with a common prefix go together."""
-        now = self._clock()
-        rows = self._waiting
-        for row in rows:
-            row.twins.clear()
-        planned = plan(
-            [
-                PlanRow(
-                    tokens=row.prompt,
-                    max_tokens=row.budget,
-                    priority=-1 if now - row.since > self._options.max_wait else row.rank,
-                    duplicate_key=row.duplicate_key,
-                )
-                for row in rows
-            ],
-            cohort_rows=self._options.rows,
-            min_trunk_tokens=self._options.min_trunk_tokens,
-        )
-        prefixes = [key_of(rows[t.row].prompt[: t.depth]) for t in planned.trunks]
-        self._cohorts = deque(
-            _Cohort(
-                b"" if cohort.trunk is None else prefixes[cohort.trunk],
-                deque(rows[index] for index in cohort.rows),
-            )
-            for cohort in planned.cohorts
-        )
-        for index, original in planned.duplicates.items():
-            rows[original].twins.append(rows[index])
-        self._stale = False
 
     def _admit(self) -> None:
         """Builds a chunk of the next cohort's trunk; hands its rows over once there is room."""
@@ -195,62 +175,79 @@ class MLXEngine:
         if generator.prefilling:
             return
         if self._alone:
-            if not generator.decoding:
+            if not self._running:
                 self._insert([self._alone.popleft()], None)
             return
-        while self._cohorts and not self._cohorts[0].rows:
-            self._cohorts.popleft()
-        if not self._cohorts:
+        cohort = self._schedule.head(self._clock())
+        if cohort is None:
             return
-        cohort = self._cohorts[0]
         trunk = self._trunk_for(cohort)
-        room = self._options.rows - generator.decoding
+        if cohort.prefix and trunk is None:
+            return  # not whole yet
+        room = min(self._options.rows - len(self._running), self._fitting(cohort))
         enough = min(len(cohort.rows), max(1, self._options.rows // _ADMIT_SHARE))
-        if (cohort.prefix and trunk is None) or (generator.decoding and room < enough):
-            return
-        rows = [cohort.rows.popleft() for _ in range(min(room, len(cohort.rows)))]
-        self._insert(rows, trunk)
+        if room >= enough or not self._running:
+            self._insert(self._schedule.take(max(1, room)), trunk)
 
-    def _trunk_for(self, cohort: _Cohort) -> Trunk | None:
-        """The trunk to start a cohort from: the planned one when it is built, else any held one."""
+    def _trunk_for(self, cohort: Cohort) -> Trunk | None:
+        """The trunk to start a cohort from: the planned one once it is whole, else any held one."""
         if cohort.prefix:
-            pinned = frozenset(c.prefix for c in self._cohorts)
-            return self._trunks.build(cohort.prefix, pinned)
+            return self._trunks.build(cohort.prefix)
         if len(cohort.rows) == 1:
-            row = cohort.rows[0]
-            return self._trunks.deepest(key_of(row.prompt), at_most=len(row.prompt) - 1)
+            tokens = cohort.rows[0].tokens
+            return self._trunks.deepest(key_of(tokens), at_most=len(tokens) - 1)
         return None
+
+    def _fitting(self, cohort: Cohort) -> int:
+        """Counts the rows of a cohort for which there is memory, evicting trunks for them."""
+        reserved = [_reserved(row) for row in self._running.values()]
+        for count, row in enumerate(cohort.rows):
+            reserved.append(_reserved(row))
+            needed = self._kv_cost.bytes(len(reserved), max(reserved))
+            if not self._trunks.shrink(self._kv_bytes - needed, keep=self._schedule.prefixes):
+                return count
+        return len(cohort.rows)
+
+    def _make_room(self) -> None:
+        """Puts rows back where those that run have outgrown the memory; the newest goes first."""
+        while len(self._running) > 1:
+            longest = max(len(row.prompt) + len(row.text.tokens) for row in self._running.values())
+            needed = self._kv_cost.bytes(len(self._running), longest + 1)
+            if self._trunks.shrink(self._kv_bytes - needed, keep=frozenset()):
+                return
+            (row,) = self._take_out([max(self._running)])
+            row.sampler.rewind(row.text.tokens)
+            self._schedule.add([row])
+            self._totals.rows_put_back += 1
 
     def _insert(self, rows: Sequence[Row], trunk: Trunk | None) -> None:
         depth = 0 if trunk is None else trunk.depth
-        suffixes = [row.prompt[depth:] for row in rows]
+        suffixes = [row.tokens[depth:] for row in rows]
         if trunk is not None:
             # The first to use a new trunk is the one that it was computed for.
-            computed_for_first = depth if trunk.uses == 0 else 0
+            computed_for_first = trunk.computed if trunk.uses == 0 else 0
             self._trunks.use(trunk, len(rows))
             for row in rows:
-                row.cached_tokens = depth
-            rows[0].cached_tokens -= computed_for_first
+                row.cached_tokens = min(depth, len(row.prompt))
+            rows[0].cached_tokens = max(0, rows[0].cached_tokens - computed_for_first)
         uids = self._generator.insert_rows(
             suffixes,
             samplers=[row.sampler for row in rows],
-            max_tokens=[row.budget for row in rows],
+            max_tokens=[row.remaining for row in rows],
             end_tokens=[row.end_tokens for row in rows],
             caches=[None if trunk is None else trunk.caches for _ in rows],
         )
         self._running.update(zip(uids, rows, strict=True))
-        admitted = set(rows)
-        for row in rows:
-            admitted.update(row.twins)
-        self._waiting = [row for row in self._waiting if row not in admitted]
-        self._totals.prompt_tokens += sum(len(row.prompt) for row in admitted)
+        self._totals.prompt_tokens += sum(
+            len(one.prompt) for row in rows for one in (row, *row.twins)
+        )
         self._totals.prefilled_tokens += sum(map(len, suffixes))
         self._totals.positions_computed += len(rows) * max(map(len, suffixes))
 
     def _decode(self) -> list[Row]:
         """Does one decode step and returns the rows that ended by it."""
         _, responses = self._generator.next()  # type: ignore[no-untyped-call]
-        finished: list[Row] = []
+        finished: list[int] = []
         stopped: list[int] = []
         for response in responses:
             row = self._running[response.uid]
@@ -261,12 +258,10 @@ class MLXEngine:
                 row.finish_reason = "stop"
                 if response.finish_reason is None:
                     stopped.append(response.uid)
+                    continue
             if row.finish_reason is not None:
-                finished.append(row)
-                del self._running[response.uid]
-        if stopped:
-            self._generator.remove(stopped)  # type: ignore[no-untyped-call]
-        return finished
+                finished.append(response.uid)
+        return [self._running.pop(uid) for uid in finished] + self._take_out(stopped)
 
     def _finish(self, row: Row) -> list[Outcome]:
         """Gives the outcomes of the tasks that this row, and its twins, complete."""
@@ -290,9 +285,10 @@ class MLXEngine:
 
         A task that was alone when it raised is the one at fault, and fails.
         """
-        aboard = list(dict.fromkeys(row.task_id for row in self._running.values()))
-        if not aboard and self._cohorts:
-            aboard = list(dict.fromkeys(row.task_id for row in self._cohorts[0].rows))
+        suspects = list(self._running.values())
+        if not suspects and (cohort := self._schedule.head(self._clock())):
+            suspects = list(cohort.rows)
+        aboard = list(dict.fromkeys(row.task_id for row in suspects))
         logger.error("the engine raised with %d tasks aboard", len(aboard), exc_info=error)
         self._running.clear()
         self._generator = self._new_generator()
@@ -310,3 +306,8 @@ class MLXEngine:
                 self._tasks[task.id], self._rows[task.id] = task, rows
                 self._alone.extend(rows)
         return outcomes
+
+
+def _reserved(row: Row) -> int:
+    """Tokens for which a row is given memory when it is admitted."""
+    return len(row.tokens) + min(row.remaining, _RESERVED_TOKENS)

@@ -117,6 +117,11 @@ def plan(
     return Plan(tuple(trunks), tuple(cohorts), duplicates, prompt_tokens, distinct_tokens)
 
 
+def distinct_tokens(rows: Sequence[PlanRow]) -> int:
+    """Count the nodes of the rows' prefix tree: the tokens that have to be computed at least once."""
+    return _sort(rows)[2]
+
+
 def prefilled_tokens(plan: Plan, rows: Sequence[PlanRow]) -> int:
     """Count the tokens prefilled: each trunk's beyond its parent, each row's beyond its trunk."""
     return _trunk_tokens(plan) + sum(sum(cohort) for cohort in _suffixes(plan, rows))

@@ -5,7 +5,7 @@ slowly, wrongly, or not at all.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mlx_rq.jobs.requests import Request
@@ -48,7 +48,10 @@ class Totals:
     decode_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    trunks: dict[str, int] = field(default_factory=dict)
+    rows_put_back: int = 0
+    trunks_held: int = 0
+    trunk_bytes: int = 0
+    trunks_evicted: int = 0
 
 
 class Engine(Protocol):

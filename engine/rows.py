@@ -31,8 +31,20 @@ class Row:
     finish_reason: str | None = None
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
+    counted: bool = False
+    """Whether a plan has counted its tokens already."""
     twins: "list[Row]" = field(default_factory=list)
     """Rows whose answer is this row's, since they ask the very same."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """What must be prefilled: the prompt, and what it had generated before it was put back."""
+        return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that it may still generate."""
+        return self.budget - len(self.text.tokens)
 
 
 def rows_of(task: Task, model: LoadedModel, *, now: float) -> list[Row]:

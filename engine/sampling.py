@@ -83,6 +83,21 @@ class RowSampler:
             self._counts = mx.zeros(self.vocabulary)
             self._in_prompt = mx.zeros(self.vocabulary).at[mx.array(list(self.prompt))].maximum(1)
 
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """Goes back to where these tokens were generated: a row that was put back goes on there.
+
+        The batch computes one token ahead; that one's draw is undone.
+        """
+        self._random = random.Random(self.seed)
+        self.drawn = len(tokens)
+        if not self.params.greedy:
+            for _ in tokens:
+                self.draw()
+        if self._counts is not None:
+            self._counts = mx.zeros(self.vocabulary)
+            if len(tokens) > 1:  # `adjust` adds the last one, as after every step
+                self._counts = self._counts.at[mx.array(list(tokens[:-1]))].add(1)
+
     def draw(self) -> float:
         """Takes the row's next random number, below 1."""
         return min(self._random.random(), _LARGEST_DRAW)

@@ -39,6 +39,8 @@ class Trunk:
     nbytes: int
     last_used: float
     uses: int = 0
+    computed: int = 0
+    """Tokens that were prefilled for it: its depth, less what a shorter trunk had of it."""
 
     @property
     def depth(self) -> int:
@@ -51,18 +53,16 @@ class Trunk:
 
 
 class Trunks:
-    """The trunks that this engine holds, within a budget of bytes."""
+    """The trunks that this engine holds."""
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        budget: int,
         chunk: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        self._budget = budget
         self._chunk = chunk
         self._clock = clock
         self._held: dict[Key, Trunk] = {}
@@ -93,10 +93,10 @@ class Trunks:
         trunk.uses += rows
         trunk.last_used = self._clock()
 
-    def build(self, key: Key, pinned: frozenset[Key]) -> Trunk | None:
+    def build(self, key: Key) -> Trunk | None:
         """Does one chunk's work on a trunk; returns it once it is whole, at once where it is held.
 
-        `pinned` trunks are not evicted for it. Another key abandons the trunk in work.
+        Another key than last time abandons the trunk in work.
         """
         if key in self._held:
             return self._held[key]
@@ -113,13 +113,13 @@ class Trunks:
         self.prefill_seconds += self._clock() - started
         self.prefilled_tokens += len(chunk) // _TOKEN_BYTES
         trunk.key = key[: done + len(chunk)]
+        trunk.computed += len(chunk) // _TOKEN_BYTES
         if trunk.key != key:
             return None
         self._building = None
         trunk.nbytes = sum(cache.nbytes for cache in trunk.caches)
         trunk.last_used = self._clock()
         self._held[key] = trunk
-        self._evict(pinned | {key})
         return trunk
 
     def abandon(self) -> None:
@@ -135,11 +135,20 @@ class Trunks:
             self.use(parent, 1)
         return Trunk(b"" if parent is None else parent.key, caches, 0, self._clock())
 
-    def _evict(self, pinned: frozenset[Key]) -> None:
+    def shrink(self, nbytes: int, *, keep: frozenset[Key]) -> bool:
+        """Evicts the least valuable trunks until all take at most `nbytes`; says whether they do.
+
+        Those that rows wait for (`keep`) stay, and nothing is evicted where that cannot be enough.
+        """
+        loose = [trunk for key, trunk in self._held.items() if key not in keep]
+        excess = self.nbytes - nbytes
+        if excess > sum(trunk.nbytes for trunk in loose):
+            return False
         now = self._clock()
-        while self.nbytes > self._budget:
-            loose = [trunk for key, trunk in self._held.items() if key not in pinned]
-            if not loose:
-                return
-            del self._held[min(loose, key=lambda trunk: trunk.value(now)).key]
+        for trunk in sorted(loose, key=lambda trunk: trunk.value(now)):
+            if excess <= 0:
+                break
+            del self._held[trunk.key]
+            excess -= trunk.nbytes
             self.evicted += 1
+        return True

@@ -1,0 +1,66 @@
+"""How much memory KV takes, and how much of it there is."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+_SHARE = 0.8
+"""The part of what the weights leave free that KV may take; the rest is for activations."""
+
+_CPU_SHARE = 0.5
+"""On a CPU, where the memory is everybody's, KV and weights together take at most half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCost:
+    """What one row costs, in bytes: for each token that it holds, and however short it is."""
+
+    per_token: int
+    per_row: int
+
+    def bytes(self, rows: int, tokens: int) -> int:
+        """The cost of rows that are padded to `tokens` tokens each."""
+        return rows * (self.per_row + tokens * self.per_token)
+
+
+def measure_kv(model: nn.Module) -> KVCost:
+    """Measures a model's KV by computing one token with it."""
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+    per_token = per_row = 0
+    for cache in _leaves(caches):
+        keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
+        if isinstance(keys, mx.array) and isinstance(values, mx.array):
+            # A cache allocates many slots at once. A rotating one stops growing at its window; its
+            # rows are taken for longer than they are, which errs on the safe side.
+            per_token += (keys.nbytes + values.nbytes) // keys.shape[2]
+        else:
+            per_row += cache.nbytes
+    return KVCost(per_token, per_row)
+
+
+def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
+    for cache in caches:
+        inner = getattr(cache, "caches", None)
+        if inner is None:
+            yield cache
+        else:
+            yield from _leaves(inner)
+
+
+def default_kv_bytes(model: nn.Module) -> int:
+    """Says how many bytes trunks and rows together may take on this machine beside the weights."""
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    if mx.metal.is_available():
+        limit = int(mx.device_info()["max_recommended_working_set_size"])
+        room = _SHARE * (limit - weights)
+    else:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        room = _CPU_SHARE * physical - weights
+    return max(int(room), 64 * 1024**2)
