@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mlx_rq.engine.form import InvalidAnswer, Reading, tool_calls
 from mlx_rq.engine.rows import Row
 from mlx_rq.jobs.keys import ANY_MODEL
 from mlx_rq.jobs.requests import ChatRequest, Request
@@ -14,41 +15,68 @@ def answer(
 ) -> dict[str, Any]:
     """Writes the response object of a task, its rows given in the order of the choices.
 
-    The ids are made of the task's id, so that a response names its job.
+    The ids are made of the task's id, so that a response names its job. A finished answer that is
+    not of the form that was asked for makes the whole an error object.
     """
     chat = isinstance(request, ChatRequest)
-    return {
+    try:
+        readings = [row.read() for row in rows]
+    except InvalidAnswer as invalid:
+        return {"error": invalid.error}
+    response = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{task_id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
         "model": request.model if request.model not in (None, ANY_MODEL) else model_id,
         "system_fingerprint": fingerprint,
-        "choices": [_chat_choice(row) if chat else _completion_choice(row) for row in rows],
+        "choices": [
+            (_chat_choice if chat else _completion_choice)(row, reading)
+            for row, reading in zip(rows, readings, strict=True)
+        ],
         "usage": usage(rows),
     }
+    warnings = {tuple(warning.items()): warning for r in readings for warning in r.warnings}
+    if warnings:
+        response["warnings"] = list(warnings.values())
+    return response
 
 
-def _chat_choice(row: Row) -> dict[str, Any]:
+def _chat_choice(row: Row, reading: Reading) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reading.content,
+        "refusal": None,
+        "annotations": [],
+    }
+    if reading.reasoning is not None:
+        # Two names are in use for it; clients read the one or the other.
+        message |= {"reasoning": reading.reasoning, "reasoning_content": reading.reasoning}
+    if reading.calls:
+        message["tool_calls"] = tool_calls(reading, row.task_id, row.index)
+    called = bool(reading.calls) and not reading.named_call and row.finish_reason == "stop"
     return {
         "index": row.index,
-        "message": {
-            "role": "assistant",
-            "content": row.text.finish(),
-            "refusal": None,
-            "annotations": [],
-        },
+        "message": message,
         "logprobs": None,
-        "finish_reason": row.finish_reason,
+        "finish_reason": "tool_calls" if called else row.finish_reason,
+        **_captures(row),
     }
 
 
-def _completion_choice(row: Row) -> dict[str, Any]:
+def _completion_choice(row: Row, reading: Reading) -> dict[str, Any]:
     return {
         "index": row.index,
-        "text": row.text.finish(),
+        "text": reading.content,
         "logprobs": None,
         "finish_reason": row.finish_reason,
+        **_captures(row),
     }
+
+
+def _captures(row: Row) -> dict[str, Any]:
+    """The named parts of a text that a Lark grammar captured, where there are any."""
+    captures = row.constraint.captures if row.constraint is not None else []
+    return {"captures": captures} if captures else {}
 
 
 def usage(rows: Sequence[Row]) -> dict[str, Any]:
@@ -63,10 +91,11 @@ def usage(rows: Sequence[Row]) -> dict[str, Any]:
     prompt = sum(len(choices[0].prompt) for choices in by_prompt.values())
     cached = sum(min(row.cached_tokens for row in choices) for choices in by_prompt.values())
     completion = sum(len(row.text.tokens) for row in rows)
+    reasoning = sum(row.form.reasoning_tokens(row.text.tokens) for row in rows)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }

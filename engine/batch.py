@@ -1,7 +1,8 @@
-"""mlx-lm's BatchGenerator with three things of our own.
+"""mlx-lm's BatchGenerator with four things of our own.
 
 - All rows are sampled in one call (`sampling.sample`), each by its own parameters. The stock step
   calls one sampler a row and normalises logits that nobody reads.
+- Rows may be constrained: one masking op for all of them, made while the forward pass runs.
 - A finished row gives up its KV at once: the stock response carries the row's cache, and keeping
   such responses keeps every trunk that they were copied from.
 - It says when it could take a cohort, so that the loop admits rows together, not one by one.
@@ -22,7 +23,7 @@ from mlx_lm.generate import (
     StopSequences,
 )
 from mlx_lm.sample_utils import greedy_sampler
-from mlx_rq.engine.sampling import RowSampler, sample
+from mlx_rq.engine.sampling import RowSampler, constrain, sample
 
 
 class _DecodeBatch(GenerationBatch):
@@ -35,6 +36,7 @@ class _DecodeBatch(GenerationBatch):
         inputs: mx.array = self._next_tokens
         self._current_tokens: Any = inputs
         logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        logits = constrain(logits, self.samplers, inputs)
         self._next_tokens = sample(logits, self.samplers, inputs)
         mx.async_eval(self._next_tokens)
         tokens: list[int] = inputs.tolist()  # type: ignore[assignment]

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 
 from mlx_rq.engine.answer import answer
 from mlx_rq.engine.batch import RowGenerator
+from mlx_rq.engine.form import Forms
 from mlx_rq.engine.memory import default_kv_bytes, measure_kv
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
 from mlx_rq.engine.schedule import Cohort, Schedule
+from mlx_rq.engine.solo import SoloGenerator, can_batch
 from mlx_rq.engine.trunks import Trunk, Trunks, key_of
 from mlx_rq.jobs.errors import RequestError, error_object
 
@@ -26,10 +28,6 @@ logger = logging.getLogger("mlx_rq.engine")
 
 _ADMIT_SHARE = 4
 """Rows are admitted once this part of the batch (1/4) is free: each admission copies all KV."""
-
-_RESERVED_TOKENS = 1024
-"""Tokens of a row's answer for which memory is kept at admission. Most answers are shorter than
-they may be; where many are not, rows are put back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,9 @@ class EngineOptions:
     `rows` decode together; `chunk` prompt tokens are prefilled between two decode steps; KV of
     trunks and rows takes at most `kv_bytes` (None: what the machine has room for); a row that
     waited `max_wait` seconds goes before others of its priority. A prefix is kept as a trunk from
-    `min_trunk_tokens` on.
+    `min_trunk_tokens` on. A row is admitted where there is memory for its prompt and `reserve`
+    tokens: most answers are shorter than they may be, and where many are not, rows are put back.
+    With `close_json`, a structured text is steered to its end when its budget runs out.
     """
 
     rows: int = 16
@@ -47,6 +47,8 @@ class EngineOptions:
     kv_bytes: int | None = None
     max_wait: float = 30.0
     min_trunk_tokens: int = 16
+    reserve: int = 1024
+    close_json: bool = False
 
 
 class MLXEngine:
@@ -55,15 +57,21 @@ class MLXEngine:
     def __init__(
         self,
         model: LoadedModel,
-        options: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
+        options: EngineOptions = EngineOptions(),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
+        self._batches = can_batch(model.model)
+        if not self._batches:
+            logger.warning("%s cannot be batched: one row at a time", model.model_id)
+            options = replace(options, rows=1)
         self._options = options
         self._clock = clock
         self._tasks: dict[str, Task] = {}
         self._rows: dict[str, list[Row]] = {}  # of every task that has not ended
+        self._forms = Forms(model, close_json=options.close_json)
+        self._compiling: list[Row] = []  # rows whose grammars are not compiled yet
         self._running: dict[int, Row] = {}  # by the generator's uid
         self._alone: deque[Row] = deque()  # rows that are generated one at a time after an error
         self._schedule = Schedule(
@@ -77,9 +85,11 @@ class MLXEngine:
         self._generator = self._new_generator()
         self._totals = Totals()
 
-    def _new_generator(self) -> RowGenerator:
-        options = self._options
-        return RowGenerator(self._model.model, rows=options.rows, prefill_step=options.chunk)
+    def _new_generator(self) -> RowGenerator | SoloGenerator:
+        model, options = self._model.model, self._options
+        if self._batches:
+            return RowGenerator(model, rows=options.rows, prefill_step=options.chunk)
+        return SoloGenerator(model, prefill_step=options.chunk)
 
     @property
     def model_id(self) -> str:
@@ -99,7 +109,7 @@ class MLXEngine:
 
     @property
     def waiting(self) -> int:
-        return len(self._schedule) + len(self._alone)
+        return len(self._schedule) + len(self._alone) + len(self._compiling)
 
     @property
     def totals(self) -> Totals:
@@ -122,15 +132,31 @@ class MLXEngine:
         refused = []
         for task in tasks:
             try:
-                rows = rows_of(task, self._model, now=self._clock())
+                rows = rows_of(task, self._model, self._forms, now=self._clock())
                 self._check_memory(rows)
             except RequestError as error:
                 refused.append(Outcome(task.id, {"error": error.error}))
                 continue
             self._tasks[task.id] = task
             self._rows[task.id] = rows
-            self._schedule.add(rows)
+            self._compiling += rows
             self._totals.tasks += 1
+        return refused + self._schedule_compiled()
+
+    def _schedule_compiled(self) -> list[Outcome]:
+        """Has the rows planned whose grammars are compiled by now; the others go on waiting."""
+        refused = []
+        for row in [row for row in self._compiling if row.form.ready]:
+            if row not in self._compiling:
+                continue  # another choice of the same task was refused
+            try:
+                row.start()
+            except RequestError as error:
+                self.cancel(row.task_id)
+                refused.append(Outcome(row.task_id, {"error": error.error}))
+            else:
+                self._compiling.remove(row)
+                self._schedule.add([row])
         return refused
 
     def _check_memory(self, rows: Iterable[Row]) -> None:
@@ -148,6 +174,7 @@ class MLXEngine:
         self._tasks.pop(task_id, None)
         gone = {row for row in self._rows.pop(task_id, ()) if not row.twins}
         self._schedule.remove(gone)
+        self._compiling = [row for row in self._compiling if row not in gone]
         self._alone = deque(row for row in self._alone if row not in gone)
         self._take_out([uid for uid, row in self._running.items() if row in gone])
 
@@ -161,13 +188,16 @@ class MLXEngine:
         """Does a bounded piece of work and returns the tasks that ended by it."""
         if not self._running and not self.waiting:
             return []
+        refused = self._schedule_compiled()
+        if not self._running and self.waiting == len(self._compiling) > 0:
+            self._forms.wait()
         try:
             self._make_room()
             self._admit()
             finished = self._decode()
         except Exception as error:
-            return self._recover(error)
-        return [outcome for row in finished for outcome in self._finish(row)]
+            return refused + self._recover(error)
+        return refused + [outcome for row in finished for outcome in self._finish(row)]
 
     def _admit(self) -> None:
         """Builds a chunk of the next cohort's trunk; hands its rows over once there is room."""
@@ -182,7 +212,7 @@ class MLXEngine:
         if cohort is None:
             return
         trunk = self._trunk_for(cohort)
-        if cohort.prefix and trunk is None:
+        if cohort.trunks and trunk is None:
             return  # not whole yet
         room = min(self._options.rows - len(self._running), self._fitting(cohort))
         enough = min(len(cohort.rows), max(1, self._options.rows // _ADMIT_SHARE))
@@ -191,8 +221,13 @@ class MLXEngine:
 
     def _trunk_for(self, cohort: Cohort) -> Trunk | None:
         """The trunk to start a cohort from: the planned one once it is whole, else any held one."""
-        if cohort.prefix:
-            return self._trunks.build(cohort.prefix)
+        if cohort.trunks:
+            built = None
+            for key in cohort.trunks:
+                built = self._trunks.build(key)
+                if built is None:
+                    break
+            return built
         if len(cohort.rows) == 1:
             tokens = cohort.rows[0].tokens
             return self._trunks.deepest(key_of(tokens), at_most=len(tokens) - 1)
@@ -200,13 +235,16 @@ class MLXEngine:
 
     def _fitting(self, cohort: Cohort) -> int:
         """Counts the rows of a cohort for which there is memory, evicting trunks for them."""
-        reserved = [_reserved(row) for row in self._running.values()]
+        reserved = [self._reserved(row) for row in self._running.values()]
         for count, row in enumerate(cohort.rows):
-            reserved.append(_reserved(row))
+            reserved.append(self._reserved(row))
             needed = self._kv_cost.bytes(len(reserved), max(reserved))
             if not self._trunks.shrink(self._kv_bytes - needed, keep=self._schedule.prefixes):
                 return count
         return len(cohort.rows)
+
+    def _reserved(self, row: Row) -> int:
+        return len(row.tokens) + min(row.remaining, self._options.reserve)
 
     def _make_room(self) -> None:
         """Puts rows back where those that run have outgrown the memory; the newest goes first."""
@@ -254,7 +292,7 @@ class MLXEngine:
             self._totals.decoded_tokens += 1
             row.finish_reason = response.finish_reason
             # A stop token is not part of the text; the last token of a spent budget is.
-            if response.finish_reason != "stop" and row.text.add(response.token):
+            if response.finish_reason != "stop" and row.add(response.token):
                 row.finish_reason = "stop"
                 if response.finish_reason is None:
                     stopped.append(response.uid)
@@ -266,7 +304,7 @@ class MLXEngine:
     def _finish(self, row: Row) -> list[Outcome]:
         """Gives the outcomes of the tasks that this row, and its twins, complete."""
         for twin in row.twins:
-            twin.text, twin.finish_reason = row.text, row.finish_reason
+            twin.answer_as(row)
             twin.cached_tokens = len(twin.prompt)
         outcomes = []
         for task_id in dict.fromkeys(row.task_id for row in (row, *row.twins)):
@@ -302,12 +340,9 @@ class MLXEngine:
                 failure = error_object(message, code="engine_error", type="server_error")
                 outcomes.append(Outcome(task.id, {"error": failure}))
             else:
-                rows = rows_of(task, self._model, now=self._clock())
+                rows = rows_of(task, self._model, self._forms, now=self._clock())
+                for row in rows:
+                    row.start()
                 self._tasks[task.id], self._rows[task.id] = task, rows
                 self._alone.extend(rows)
         return outcomes
-
-
-def _reserved(row: Row) -> int:
-    """Tokens for which a row is given memory when it is admitted."""
-    return len(row.tokens) + min(row.remaining, _RESERVED_TOKENS)

@@ -18,6 +18,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_rq.engine.dialect import Dialect, describe_tools, spell_out_calls
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import (
     AssistantMessage,
@@ -31,14 +32,16 @@ from mlx_rq.jobs.requests import (
 _PLAIN_ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
-def render(request: Request, tokenizer: TokenizerWrapper, vocabulary: int) -> list[list[int]]:
+def render(
+    request: Request, tokenizer: TokenizerWrapper, vocabulary: int, dialect: Dialect
+) -> list[list[int]]:
     """Gives the prompts of a request as token ids; chats have one, completions one or more.
 
     Raises RequestError where the template refuses the conversation, a token id is outside of the
     vocabulary, or a prompt comes to no token at all.
     """
     if isinstance(request, ChatRequest):
-        prompts, param = [_render_chat(request, tokenizer)], "messages"
+        prompts, param = [_render_chat(request, tokenizer, dialect)], "messages"
     else:
         prompts, param = _render_completion(request, tokenizer, vocabulary), "prompt"
     for prompt in prompts:
@@ -71,14 +74,37 @@ def _render_completion(
     return prompts
 
 
-def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper) -> list[int]:
+def _render_chat(
+    request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dialect
+) -> list[int]:
     messages = [_plain(message) for message in request.messages]
+    if not dialect.native_tools:
+        messages = _with_tools_in_words(messages, request)
     if tokenizer.has_chat_template:
         text = _apply_template(messages, request, tokenizer)
     else:
         text = _transcript(messages)
     # The template writes its own special tokens.
     return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _with_tools_in_words(
+    messages: Sequence[dict[str, Any]], request: ChatRequest
+) -> list[dict[str, Any]]:
+    """Tells a model whose template knows no tools about them: in its system message."""
+    spelled = [spell_out_calls(message) for message in messages]
+    if not request.tools:
+        return spelled
+    words = describe_tools(_tools(request))
+    if spelled[0]["role"] != "system":
+        return [{"role": "system", "content": words}, *spelled]
+    content = "\n\n".join(filter(None, [spelled[0]["content"], words]))
+    return [{**spelled[0], "content": content}, *spelled[1:]]
+
+
+def _tools(request: ChatRequest) -> list[dict[str, Any]]:
+    """Writes the tools as templates expect them; all of them, so that prefixes stay the same."""
+    return [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -88,6 +114,8 @@ def _plain(message: Message) -> dict[str, Any]:
     if isinstance(message, AssistantMessage):
         if message.refusal and not plain["content"]:
             plain["content"] = message.refusal
+        if reasoning := message.reasoning_content or message.reasoning:
+            plain["reasoning_content"] = reasoning
         if message.tool_calls:
             plain["tool_calls"] = [
                 {
@@ -135,6 +163,11 @@ def _apply_template(
                 code="invalid_value",
                 param="chat_template_kwargs",
             )
+    if request.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", request.reasoning_effort)
+        options.setdefault("enable_thinking", request.reasoning_effort != "none")
+    if request.tools:
+        options.setdefault("tools", _tools(request))
 
     def apply(conversation: Sequence[dict[str, Any]]) -> str:
         text = tokenizer.apply_chat_template(

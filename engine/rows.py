@@ -4,6 +4,8 @@ import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from mlx_rq.engine.constrain import Constraint
+from mlx_rq.engine.form import Form, Forms, Reading
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.prompt import render
 from mlx_rq.engine.protocol import Task
@@ -26,6 +28,7 @@ class Row:
     sampler: RowSampler
     end_tokens: frozenset[int]
     text: RowText
+    form: Form
     duplicate_key: Hashable | None
     cached_tokens: int = 0
     finish_reason: str | None = None
@@ -35,6 +38,33 @@ class Row:
     """Whether a plan has counted its tokens already."""
     twins: "list[Row]" = field(default_factory=list)
     """Rows whose answer is this row's, since they ask the very same."""
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What keeps the row to its form, from `start` on."""
+        return self.sampler.constraint
+
+    def start(self) -> None:
+        """Gives the row its constraint; waits where the grammar is not compiled yet.
+
+        Raises RequestError where it cannot be compiled.
+        """
+        self.sampler.constraint = self.form.start(self.budget)
+
+    def add(self, token: int) -> bool:
+        """Takes in a token of the answer; returns whether the answer is complete with it."""
+        stopped = self.text.add(token)
+        return stopped or (self.constraint is not None and self.constraint.done)
+
+    def answer_as(self, other: "Row") -> None:
+        """Takes another row's answer for this row's."""
+        self.text, self.finish_reason = other.text, other.finish_reason
+        self.sampler.constraint = other.constraint
+
+    def read(self) -> Reading:
+        """Takes the finished text apart and validates it; raises InvalidAnswer."""
+        text, reason = self.text.finish(), self.finish_reason or "stop"
+        return self.form.read(text, reason, self.constraint, self.budget)
 
     @property
     def tokens(self) -> list[int]:
@@ -47,27 +77,30 @@ class Row:
         return self.budget - len(self.text.tokens)
 
 
-def rows_of(task: Task, model: LoadedModel, *, now: float) -> list[Row]:
+def rows_of(task: Task, model: LoadedModel, forms: Forms, *, now: float) -> list[Row]:
     """Renders a task's prompts and makes its rows, in the order of the choices.
 
-    Raises RequestError where a prompt does not fit the context, or cannot be rendered.
+    Raises RequestError where a prompt does not fit the context, or cannot be rendered, or the
+    model cannot give the answer the form that is asked for.
     """
     request = task.request
     params = _sampling(request, model.vocab_size)
-    prompts = render(request, model.tokenizer, model.vocab_size)
+    prompts = render(request, model.tokenizer, model.vocab_size, forms.dialect)
     choices = request.n or 1
     rows = []
     for prompt_index, prompt in enumerate(prompts):
         budget = _budget(request, len(prompt), model.context_length)
+        form = forms.form_of(request, prompt)
         for choice in range(choices):
             index = prompt_index * choices + choice
-            rows.append(_row(task, model, params, prompt, prompt_index, index, budget, now))
+            rows.append(_row(task, model, form, params, prompt, prompt_index, index, budget, now))
     return rows
 
 
 def _row(
     task: Task,
     model: LoadedModel,
+    form: Form,
     params: SamplingParams,
     prompt: list[int],
     prompt_index: int,
@@ -82,7 +115,7 @@ def _row(
     duplicate_key: Hashable | None = None
     if params.greedy or request.seed is not None:
         stream = None if params.greedy else seed
-        duplicate_key = (type(request), params, stream, budget, request.stops, end_tokens)
+        duplicate_key = (type(request), params, stream, budget, request.stops, end_tokens, form.key)
     return Row(
         task_id=task.id,
         rank=task.rank,
@@ -96,7 +129,9 @@ def _row(
             model.tokenizer,
             request.stops,
             prompt=prompt if isinstance(request, CompletionRequest) else (),
+            marks=form.shows_marks,
         ),
+        form=form,
         duplicate_key=duplicate_key,
         since=now,
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+from mlx_rq.engine.constrain import Constraint, mask
 
 _TOP_P_HALVINGS = 20
 """Halvings of the top_p threshold: it is exact to a millionth of the likeliest token."""
@@ -58,7 +59,7 @@ class SamplingParams:
 
 @dataclass(eq=False, slots=True)
 class RowSampler:
-    """One row's parameters with what changes as it goes: its random stream and its history.
+    """One row's parameters with what changes as it goes: random stream, history, constraint.
 
     It stands in a batch where mlx-lm keeps a row's sampler, so that it moves with the row.
     """
@@ -68,6 +69,7 @@ class RowSampler:
     vocabulary: int
     prompt: Sequence[int] = ()
     end_tokens: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
     drawn: int = 0
     _random: random.Random = field(init=False)
     _bias: mx.array | None = field(init=False, default=None)
@@ -132,6 +134,25 @@ class RowSampler:
             or self._bias is not None
             or self.drawn < self.params.min_tokens
         )
+
+
+def constrain(
+    logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array
+) -> mx.array:
+    """Sets to -inf what the rows' constraints forbid; gives logits back as they are without any.
+
+    Launches the forward pass first: while it runs, the constraints take in the last tokens (which
+    were computed before) and the masks are made.
+    """
+    if all(row.constraint is None for row in rows):
+        return logits
+    mx.async_eval(logits)
+    tokens: list[int] = last_tokens.tolist()  # type: ignore[assignment]
+    for row, token in zip(rows, tokens, strict=True):
+        # Not the last token of the prompt, nor one from before the row was put back.
+        if row.constraint is not None and row.constraint.taken < row.drawn:
+            row.constraint.accept(token)
+    return mask(logits, [row.constraint for row in rows])
 
 
 def sample(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) -> mx.array:

@@ -17,9 +17,9 @@ from mlx_rq.engine.trunks import Key, key_of
 
 @dataclass(slots=True)
 class Cohort:
-    """Rows that are admitted together, and the prefix that they share (empty where none)."""
+    """Rows that are admitted together, and the trunks that they stand on, the shortest first."""
 
-    prefix: Key
+    trunks: tuple[Key, ...]
     rows: deque[Row]
 
 
@@ -43,7 +43,7 @@ class Schedule:
     @property
     def prefixes(self) -> frozenset[Key]:
         """The trunks that rows wait for."""
-        return frozenset(cohort.prefix for cohort in self._cohorts)
+        return frozenset(key for cohort in self._cohorts for key in cohort.trunks)
 
     def add(self, rows: Iterable[Row]) -> None:
         """Takes rows in."""
@@ -84,10 +84,13 @@ class Schedule:
         planned = plan(
             wanted, cohort_rows=self._cohort_rows, min_trunk_tokens=self._min_trunk_tokens
         )
-        prefixes = [key_of(rows[trunk.row].tokens[: trunk.depth]) for trunk in planned.trunks]
+        chains: list[tuple[Key, ...]] = []
+        for trunk in planned.trunks:
+            below = () if trunk.parent is None else chains[trunk.parent]
+            chains.append((*below, key_of(rows[trunk.row].tokens[: trunk.depth])))
         self._cohorts = deque(
             Cohort(
-                b"" if cohort.trunk is None else prefixes[cohort.trunk],
+                () if cohort.trunk is None else chains[cohort.trunk],
                 deque(rows[index] for index in cohort.rows),
             )
             for cohort in planned.cohorts

@@ -19,13 +19,20 @@ class RowText:
     """The text of one row, token by token where it has stop strings, else once at the end.
 
     `prompt` is given for continuations of plain text: SentencePiece decoders drop the leading space
-    of what they take for the beginning of a text.
+    of what they take for the beginning of a text. With `marks`, special tokens stay in the text,
+    for `mlx_rq.engine.parse` to see.
     """
 
     def __init__(
-        self, tokenizer: TokenizerWrapper, stops: Sequence[str] = (), prompt: Sequence[int] = ()
+        self,
+        tokenizer: TokenizerWrapper,
+        stops: Sequence[str] = (),
+        prompt: Sequence[int] = (),
+        *,
+        marks: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._marks = marks
         self._stops = tuple(stops)
         self._context = list(prompt[-_CONTEXT_TOKENS:])
         self._tokens: list[int] = []
@@ -56,7 +63,7 @@ class RowText:
         return self._text[: self._stopped_at]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=not self._marks)
         return str(text)
 
     def _decode_all(self) -> str:

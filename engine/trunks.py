@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 _TOKEN_BYTES = array("I").itemsize
 _FORGETTING_SECONDS = 3600.0
@@ -117,6 +117,7 @@ class Trunks:
         if trunk.key != key:
             return None
         self._building = None
+        _drop_spare_slots(trunk.caches)
         trunk.nbytes = sum(cache.nbytes for cache in trunk.caches)
         trunk.last_used = self._clock()
         self._held[key] = trunk
@@ -152,3 +153,12 @@ class Trunks:
             excess -= trunk.nbytes
             self.evicted += 1
         return True
+
+
+def _drop_spare_slots(caches: Sequence[Any]) -> None:
+    """Gives back the slots that a growing cache allocates ahead: a trunk never grows again."""
+    for cache in caches:
+        if type(cache) is KVCache:
+            keys, values = cache.keys_and_values()
+            cache.keys, cache.values = mx.contiguous(keys), mx.contiguous(values)
+    mx.eval([cache.state for cache in caches])

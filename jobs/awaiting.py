@@ -5,14 +5,21 @@ waits, and wakes the futures of the jobs that the stream names.
 """
 
 import asyncio
+import time
 from weakref import WeakKeyDictionary
 
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import SOCKET_TIMEOUT
 from redis.asyncio import Redis
 from rq.job import Job as RQJob
+from rq.job import JobStatus
 
 _BLOCK_MILLISECONDS = 2000
+
+_ENDED = {
+    status.value.encode()
+    for status in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
+}
 
 _readers: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Reader]]" = WeakKeyDictionary()
 
@@ -31,6 +38,7 @@ class _Reader:
         self._redis_url = redis_url
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._client: Redis | None = None  # there is one while somebody follows the stream
+        self._looking = asyncio.Lock()  # a crowd that comes at once shares one connection
 
     async def wait(self, job_id: str) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -38,9 +46,12 @@ class _Reader:
         if self._client is None:
             self._client = Redis.from_url(self._redis_url, socket_timeout=SOCKET_TIMEOUT)
             self._task = asyncio.create_task(self._follow(self._client))
+        client = self._client
         try:
-            # The end may have come before anybody followed the stream.
-            await self._wake_ended(self._client, [job_id])
+            async with self._looking:
+                # The end may have come before anybody followed the stream.
+                if not future.done():
+                    await self._wake_ended(client, [job_id])
             await future
         finally:
             waiters = self._waiters[job_id]
@@ -52,6 +63,9 @@ class _Reader:
         try:
             newest = await client.xrevrange(keys.COMPLETIONS, count=1)
             position = newest[0][0] if newest else b"0-0"
+            # What ended after a waiter's own look and before this position, the stream won't tell.
+            await self._wake_ended(client, list(self._waiters))
+            looked = time.monotonic()
             while self._waiters:
                 streams = await client.xread(
                     {keys.COMPLETIONS: position}, block=_BLOCK_MILLISECONDS
@@ -60,8 +74,10 @@ class _Reader:
                     position = entries[-1][0]
                     for _, fields in entries:
                         self._wake(fields[b"job"].decode())
-                if not streams:  # ends that the stream did not tell: trimmed, or RQ's own
+                # Ends that the stream did not tell: trimmed, or RQ's own.
+                if time.monotonic() - looked >= _BLOCK_MILLISECONDS / 1000:
                     await self._wake_ended(client, list(self._waiters))
+                    looked = time.monotonic()
         except Exception as error:
             for futures in self._waiters.values():
                 for future in futures:
@@ -77,7 +93,7 @@ class _Reader:
                 pipe.hget(RQJob.key_for(job_id), "status")
             statuses = await pipe.execute()
         for job_id, status in zip(job_ids, statuses, strict=True):
-            if status not in (b"queued", b"started"):
+            if status is None or status in _ENDED:
                 self._wake(job_id)
 
     def _wake(self, job_id: str) -> None:

@@ -1,10 +1,10 @@
 """The way to Redis: one client for each URL, and one clear line when nobody answers."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from urllib.parse import urlsplit, urlunsplit
 
 from mlx_rq.jobs.errors import RedisUnavailable, RequestError
 from redis import Redis
@@ -14,6 +14,8 @@ DEFAULT_URL = "redis://localhost:6379/0"
 URL_VARIABLE = "MLX_RQ_REDIS_URL"
 SOCKET_TIMEOUT = 30.0
 """Seconds until an answer counts as lost: well above the longest blocking read."""
+_MAX_CONNECTIONS = 10_000
+"""Every thread that waits for a result holds a connection; redis-py stops at a hundred."""
 
 
 def resolve_url(redis_url: str | None = None) -> str:
@@ -28,10 +30,18 @@ def new_connection(redis_url: str | None = None) -> Redis:
     """
     url = resolve_url(redis_url)
     try:
-        return Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT, health_check_interval=30)
+        return Redis.from_url(
+            url,
+            socket_timeout=SOCKET_TIMEOUT,
+            health_check_interval=30,
+            max_connections=_MAX_CONNECTIONS,
+        )
     except ValueError as error:
+        shown = without_password(url)
+        # The parser's own words may repeat what it took for the port: a part of the password.
+        reason = error if shown == url else "check the port; a password's / # @ are %2F %23 %40"
         raise RequestError(
-            f"Invalid Redis URL {without_password(url)!r}: {error}",
+            f"Invalid Redis URL {shown!r}: {reason}",
             code="invalid_value",
             param="redis_url",
         ) from None
@@ -48,13 +58,11 @@ def connect(redis_url: str | None = None) -> Redis:
 
 
 def without_password(url: str) -> str:
-    """Hides the password of a URL, so that it can be shown and logged."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    user = parts.username or ""
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
+    """Hides the password of a URL, so that it can be shown and logged.
+
+    Up to the last @, because passwords are pasted in with signs that a URL would not have there.
+    """
+    return re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url)
 
 
 def address(connection: Redis) -> str:

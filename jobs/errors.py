@@ -4,10 +4,20 @@ An error object has the four keys of OpenAI's (`message`, `type`, `param`, `code
 four, so that a client which reads `error.code` never meets a missing key.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-ErrorType = Literal["invalid_request_error", "server_error", "cancelled"]
+ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error", "cancelled"]
 ErrorObject = dict[str, str | None]
+
+_STATUS_BY_CODE = {
+    "model_not_found": 404,
+    "cancelled": 409,
+    "idempotency_conflict": 409,
+    "request_too_large": 413,
+    "rate_limit_exceeded": 429,
+    "request_timeout": 504,
+}
 
 
 def error_object(
@@ -19,6 +29,12 @@ def error_object(
 ) -> ErrorObject:
     """Builds an error object with all four keys, in OpenAI's order."""
     return {"message": message, "type": type, "param": param, "code": code}
+
+
+def http_status(error: Mapping[str, Any]) -> int:
+    """Gives the HTTP status that goes with an error object."""
+    other = 500 if error["type"] == "server_error" else 400
+    return _STATUS_BY_CODE.get(error["code"], other)
 
 
 class RequestError(ValueError):

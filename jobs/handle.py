@@ -89,7 +89,10 @@ class Job:
                 name: as_text(fields.get(name.encode(), b"")) for name in _FIELDS
             }
             status = STATUSES.get(text["status"], "queued")
-            model, priority = keys.model_and_priority(text["origin"])
+            try:
+                model, priority = keys.model_and_priority(text["origin"])
+            except ValueError:  # another program's job in the same Redis
+                raise JobNotFound(self.id) from None
             note = self._note(model) if status == "queued" else None
         return {
             "id": self.id,
@@ -136,11 +139,16 @@ class Job:
 
     def _outcome(self) -> dict[str, Any] | None:
         """Reads the result key; None while the job is on its way."""
-        text = self._connection.get(keys.result(self.id))
+        with self._connection.pipeline() as pipe:  # in one step: the end could come between two
+            pipe.get(keys.result(self.id))
+            pipe.hget(RQJob.key_for(self.id), "status")
+            text, status = pipe.execute()
         if text is not None:
             outcome: dict[str, Any] = json.loads(text)
             return outcome
-        match self.status():
+        if status is None:
+            raise JobNotFound(self.id)
+        match STATUSES.get(as_text(status), "queued"):
             case "queued" | "in_progress":
                 return None
             case ended:
@@ -191,7 +199,8 @@ class Job:
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:
         """Waits for the answer without blocking the event loop; raises as `result` does."""
-        yield from wait_for_end(self.id, self.redis_url).__await__()
+        with reachable(self._connection):
+            yield from wait_for_end(self.id, self.redis_url).__await__()
         return self.result(timeout=0)
 
 

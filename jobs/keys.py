@@ -5,6 +5,7 @@
     mlx-rq:bell:<model>             list     rung by submit, so that an idle worker wakes at once
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
+    mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
     mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
 
 RQ's queues are called `mlx-rq:<model>:<priority>`, the model percent-encoded, because model ids
@@ -26,6 +27,9 @@ COMPLETIONS_KEPT = 100_000
 """Entries that the completions stream keeps (about 100 bytes each)."""
 
 RECOVERY = "mlx-rq:recovery"
+
+OWNER = "mlx-rq:owner:"
+"""Before a prefix (`mlx_rq.jobs.prefix`): names the worker that owns it."""
 
 _QUEUE = "mlx-rq"
 
@@ -58,6 +62,6 @@ def queue_name(model: str, priority: Priority) -> str:
 def model_and_priority(queue: str) -> tuple[str, str]:
     """Reads a queue name back; raises ValueError where it is not one of ours."""
     prefix, model, priority = queue.split(":")
-    if prefix != _QUEUE:
+    if prefix != _QUEUE or priority not in PRIORITIES:
         raise ValueError(f"not a queue of mlx-rq: {queue!r}")
     return unquote(model), priority

@@ -5,6 +5,7 @@ import zlib
 from typing import Any, NamedTuple
 
 from mlx_rq.jobs.errors import RequestError
+from rq.exceptions import NoSuchJobError
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
@@ -27,6 +28,13 @@ class InertJob(RQJob):
     RQ's recovery of expired leases runs the callbacks and webhooks that a job's record names;
     whoever can write to Redis could have a worker run those.
     """
+
+    def restore(self, raw_data: Any) -> Any:
+        """Reads a job's record; one that cannot be read is no job, so that its neighbours live."""
+        try:
+            return super().restore(raw_data)
+        except (ValueError, TypeError, KeyError) as error:
+            raise NoSuchJobError(f"job {self.id} has a malformed record: {error}") from error
 
     @property
     def failure_callback(self) -> None:  # type: ignore[override]
@@ -55,6 +63,8 @@ def read_payload(data: bytes | None) -> Payload:
         text = inflate.decompress(data, _MAX_PAYLOAD_BYTES)
         if inflate.unconsumed_tail:
             raise ValueError("it is too large")
+        if not inflate.eof:
+            raise ValueError("it is cut off")
         function, _, _, arguments = json.loads(text)
         if function != FUNCTION:
             raise ValueError(f"it calls {str(function)[:80]!r}")

@@ -11,12 +11,26 @@ Source: OpenAI's API reference for chat completions and legacy completions (rang
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from mlx_rq.jobs.fields import Name, Strict, TokenId
+from mlx_rq.jobs.structured import (
+    Choice,
+    Grammar,
+    ReasoningEffort,
+    ReasoningLength,
+    Regex,
+    ResponseFormat,
+    SchemaOrText,
+    Shape,
+    StructuredOutputs,
+    Tool,
+    ToolChoice,
+    check_shape,
+    check_tools,
+    shape_of,
+)
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 Kind = Literal["chat", "completion"]
-
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-TokenId = Annotated[int, Field(ge=0)]
 
 
 def _shape(value: Any) -> str:
@@ -48,13 +62,7 @@ Stop = Annotated[
 ]
 
 
-class _Strict(BaseModel):
-    """Refuses unknown fields and does not turn `"1"` into 1."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
@@ -65,38 +73,45 @@ Content = Annotated[
 ]
 
 
-class FunctionCall(_Strict):
+class FunctionCall(Strict):
     name: Name
     arguments: str
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
-class SystemMessage(_Strict):
+class SystemMessage(Strict):
     role: Literal["system", "developer"]
     content: Content
     name: Name | None = None
 
 
-class UserMessage(_Strict):
+class UserMessage(Strict):
     role: Literal["user"]
     content: Content
     name: Name | None = None
 
 
-class AssistantMessage(_Strict):
+class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: Content | None = None
     name: Name | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
 
+    # What answers carry besides, so that an answer can be sent back as it came.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
 
-class ToolMessage(_Strict):
+
+class ToolMessage(Strict):
     role: Literal["tool"]
     content: Content
     tool_call_id: str
@@ -119,8 +134,10 @@ _NO_EFFECT = frozenset(
 )
 """Hints to a hosted service; OpenAI's clients may send them and nothing here depends on them."""
 
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
-class _Generation(_Strict):
+
+class _Generation(Strict):
     """What chat and completion requests have in common. None means the default."""
 
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -146,6 +163,26 @@ class _Generation(_Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: Grammar | None = None
+
+    @property
+    def shape(self) -> Shape | None:
+        """What the answer must be, None for free text."""
+        guided = {name: getattr(self, name) for name in _GUIDED}
+        return shape_of(self._format, self.structured_outputs, guided)
+
+    @property
+    def _format(self) -> ResponseFormat | None:
+        return None
+
+    def check(self) -> None:
+        """Raises RequestError where fields do not go together, or exceed the caps on schemas."""
+        if (shape := self.shape) is not None:
+            check_shape(shape)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -162,10 +199,6 @@ class ChatRequest(_Generation):
         **_Generation.not_yet,
         "logprobs": (False,),
         "top_logprobs": (0,),
-        "response_format": ({"type": "text"},),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "store": (False,),
@@ -173,17 +206,27 @@ class ChatRequest(_Generation):
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),
-        "reasoning_effort": (),
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
     }
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+    # Extensions.
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_length: ReasoningLength | None = None
+
+    @property
+    def _format(self) -> ResponseFormat | None:
+        return self.response_format
+
+    def check(self) -> None:
+        super().check()
+        check_tools(self.tools or [], self.tool_choice)
 
     @property
     def budget(self) -> int | None:

@@ -10,7 +10,7 @@ from rq.worker import BaseWorker
 
 
 def live_workers(connection: Redis) -> list[dict[str, Any]]:
-    """Lists the live workers: each with its name and what it last said of itself.
+    """Lists the live workers: each with its name, birth, and what it last said of itself.
 
     A worker that died is gone when its record's time to live is over.
     """
@@ -22,10 +22,11 @@ def live_workers(connection: Redis) -> list[dict[str, Any]]:
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.get(keys.worker(name))
-        records = pipe.execute()
+            pipe.hget(f"{prefix}{name}", "birth")
+        found = pipe.execute()
     return [
-        {"name": name, **json.loads(record)}
-        for name, record in zip(names, records, strict=True)
+        {"name": name, "born": as_text(born or b""), **json.loads(record)}
+        for name, record, born in zip(names, found[::2], found[1::2], strict=True)
         if record is not None
     ]
 

@@ -1,10 +1,10 @@
 """Puts jobs into the queue: validate, write JSON, ring the bell. The first stop of every job."""
 
 import hashlib
+import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 from mlx_rq.jobs import keys
@@ -18,6 +18,7 @@ from mlx_rq.jobs.options import (
     JobOptions,
 )
 from mlx_rq.jobs.payload import FUNCTION, SERIALIZER
+from mlx_rq.jobs.prefix import prefix_of
 from mlx_rq.jobs.validation import encode_body, kind_of, validate
 from pydantic import BaseModel
 from redis import Redis
@@ -61,11 +62,12 @@ def submit(
     IdempotencyConflict where the key was used for another body, RedisUnavailable without Redis.
     """
     options = JobOptions(priority, result_ttl, timeout, max_attempts)
-    checked = _check({**(body or {}), **fields}, schema)
+    whole = fields if body is None else {**body, **fields} if isinstance(body, Mapping) else body
+    checked = _check(whole, schema)
     connection = connect(redis_url)
     with reachable(connection):
         if idempotency_key is not None:
-            job_id = _enqueue_once(connection, checked, options, idempotency_key)
+            (job_id,) = _enqueue_once(connection, [checked], options, [idempotency_key])
         else:
             (job_id,) = _enqueue(connection, [checked], options)
     return Job(job_id, redis_url, schema=schema)
@@ -79,12 +81,14 @@ def submit_many(
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    idempotency_keys: Sequence[str] | None = None,
     redis_url: str | None = None,
 ) -> list[Job]:
     """Puts many jobs into the queue, hundreds in one transaction; returns handles in input order.
 
-    Every body is checked before the first is enqueued. Options apply to all. Raises as `submit`
-    does; the message of a RequestError then names the body, as in `bodies[3]: …`.
+    Every body is checked before the first is enqueued. Options apply to all; `idempotency_keys`
+    has one for each body. Raises as `submit` does; the message of a RequestError then names the
+    body, as in `bodies[3]: …`.
     """
     options = JobOptions(priority, result_ttl, timeout, max_attempts)
     checked: list[_Checked] = []
@@ -95,14 +99,31 @@ def submit_many(
             raise RequestError(
                 f"bodies[{index}]: {error}", code=error.code, param=error.param
             ) from None
+    if idempotency_keys is not None:
+        _check_keys(idempotency_keys, len(checked))
     connection = connect(redis_url)
-    remaining = iter(checked)
     jobs: list[Job] = []
     with reachable(connection):
-        while chunk := list(islice(remaining, JOBS_PER_TRANSACTION)):
-            job_ids = _enqueue(connection, chunk, options)
+        for start in range(0, len(checked), JOBS_PER_TRANSACTION):
+            some = slice(start, start + JOBS_PER_TRANSACTION)
+            if idempotency_keys is not None:
+                job_ids = _enqueue_once(connection, checked[some], options, idempotency_keys[some])
+            else:
+                job_ids = _enqueue(connection, checked[some], options)
             jobs.extend(Job(job_id, redis_url, schema=schema) for job_id in job_ids)
     return jobs
+
+
+def _check_keys(idempotency_keys: Sequence[str], bodies: int) -> None:
+    """Raises RequestError unless every body has a key of its own."""
+    distinct = len(set(idempotency_keys))
+    if not bodies == len(idempotency_keys) == distinct:
+        raise RequestError(
+            f"Invalid 'idempotency_keys': expected {bodies} different keys, one for each body, "
+            f"but got {len(idempotency_keys)}, of which {distinct} are different.",
+            code="invalid_value",
+            param="idempotency_keys",
+        )
 
 
 def _check(body: Mapping[str, Any], schema: type[BaseModel] | Mapping[str, Any] | None) -> _Checked:
@@ -112,14 +133,14 @@ def _check(body: Mapping[str, Any], schema: type[BaseModel] | Mapping[str, Any] 
             code="invalid_type",
         )
     if schema is not None:
-        body = {**body, "response_format": _response_format(schema)}
+        body = {**body, "response_format": response_format(schema)}
     kind = kind_of(body)
     request = validate(kind, body)
     encode_body(body)
     return _Checked(kind, request.model or keys.ANY_MODEL, body)
 
 
-def _response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
+def response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
     """Writes a schema as the `response_format` that OpenAI's client would send for it."""
     if isinstance(schema, Mapping):
         name, json_schema = "answer", dict(schema)
@@ -167,30 +188,67 @@ def _enqueue_data(job_id: str, item: _Checked, options: JobOptions) -> EnqueueDa
         result_ttl=options.result_ttl,
         failure_ttl=options.result_ttl,
         retry=Retry(max=options.max_attempts - 1 + RECOVERY_RETRIES),
-        meta={"max_attempts": options.max_attempts, "timeout": options.timeout},
+        meta={
+            "max_attempts": options.max_attempts,
+            "timeout": options.timeout,
+            "prefix": prefix_of(item.body),
+        },
     )
 
 
 def _enqueue_once(
-    connection: Redis, item: _Checked, options: JobOptions, idempotency_key: str
-) -> str:
-    """Enqueues a job unless its idempotency key already has one; returns the id of that one."""
-    key = keys.idempotency(idempotency_key)
-    fingerprint = hashlib.sha256(encode_body(item.body).encode()).hexdigest()
+    connection: Redis,
+    checked: Sequence[_Checked],
+    options: JobOptions,
+    idempotency_keys: Sequence[str],
+) -> list[str]:
+    """Enqueues, in one transaction, the jobs whose idempotency keys have none yet.
+
+    Returns the ids of all, found or made. The keys must differ from one another.
+    """
+    records = [keys.idempotency(key) for key in idempotency_keys]
+    fingerprints = [_fingerprint(item.body) for item in checked]
     with connection.pipeline() as pipe:
         while True:
             try:
-                pipe.watch(key)  # type: ignore[no-untyped-call]
-                known: dict[bytes, bytes] = pipe.hgetall(key)  # type: ignore[assignment]
-                if known:
-                    if known[b"body"].decode() != fingerprint:
-                        raise IdempotencyConflict(idempotency_key)
-                    return known[b"job"].decode()
+                pipe.watch(*records)  # type: ignore[no-untyped-call]
+                job_ids = _known_jobs(connection, records, fingerprints, idempotency_keys)
+                new = [index for index, job_id in enumerate(job_ids) if job_id is None]
                 pipe.multi()
-                (job_id,) = _enqueue(connection, [item], options, pipe)
-                pipe.hset(key, mapping={"job": job_id, "body": fingerprint})
-                pipe.expire(key, options.result_ttl)
+                made = _enqueue(connection, [checked[index] for index in new], options, pipe)
+                for index, job_id in zip(new, made, strict=True):
+                    job_ids[index] = job_id
+                    pipe.hset(records[index], mapping={"job": job_id, "body": fingerprints[index]})
+                    pipe.expire(records[index], options.result_ttl)
                 pipe.execute()
-                return job_id
+                return [job_id for job_id in job_ids if job_id is not None]
             except WatchError:
-                continue  # somebody used the same key meanwhile: look again
+                continue  # somebody used one of the keys meanwhile: look again
+
+
+def _fingerprint(body: Mapping[str, Any]) -> str:
+    """Names what a body says: the order of its fields says nothing."""
+    text = json.dumps(json.loads(encode_body(body)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _known_jobs(
+    connection: Redis,
+    records: Sequence[str],
+    fingerprints: Sequence[str],
+    idempotency_keys: Sequence[str],
+) -> list[str | None]:
+    """Reads which idempotency records name a job already, all in one round trip.
+
+    Not through the pipeline that watches them: there, every read would be a round trip of its own.
+    """
+    with connection.pipeline(transaction=False) as reads:
+        for record in records:
+            reads.hmget(record, "job", "body")
+        known = reads.execute()
+    job_ids: list[str | None] = []
+    for (job_id, body), fingerprint, key in zip(known, fingerprints, idempotency_keys, strict=True):
+        if body is not None and body.decode() != fingerprint:
+            raise IdempotencyConflict(key)
+        job_ids.append(None if job_id is None else job_id.decode())
+    return job_ids

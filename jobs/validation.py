@@ -46,7 +46,7 @@ def encode_body(body: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())  # a lone surrogate fails here, not in Redis
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
     if size > MAX_BODY_BYTES:
         raise RequestError(
@@ -83,18 +83,19 @@ def validate(kind: str, body: Mapping[str, Any]) -> Request:
     except ValidationError as error:
         # Unknown fields come last, as pydantic reports them.
         raise _request_error(error.errors()[0], known) from None
+    request.check()
     return request
 
 
 def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError:
     """Translates one of pydantic's faults into OpenAI's code, param and wording."""
-    param = _param(fault["loc"], body)
+    param = _param(fault, body)
     value = fault["input"]
     context = fault.get("ctx", {})
     match fault["type"]:
         case "missing" | "union_tag_not_found":
             if fault["type"] == "union_tag_not_found":
-                param = f"{param}.role"
+                param = f"{param}.{_tag_field(context)}"
             message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
         case "extra_forbidden":
             message = f"Unrecognized request argument supplied: {param}"
@@ -122,7 +123,7 @@ def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError
             code = "string_above_max_length"
         case "literal_error" | "union_tag_invalid":
             if fault["type"] == "union_tag_invalid":
-                param, value = f"{param}.role", context["tag"]
+                param, value = f"{param}.{_tag_field(context)}", context["tag"]
             message, code = _not_one_of(param, value, context)
         case kind if kind.endswith(("_type", "_parsing")) or kind == "is_instance_of":
             message = (
@@ -135,22 +136,28 @@ def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError
     return RequestError(message, code=code, param=param)
 
 
-def _param(location: tuple[int | str, ...], body: Any) -> str:
+def _param(fault: ErrorDetails, body: Any) -> str:
     """Writes a fault's place as `messages[0].content[1].type`.
 
     Pydantic puts the tags of unions between the real steps; a step that the body does not have is
-    one of those, unless it is the last (a missing field).
+    one of those, unless it is the last one of a missing field.
     """
     path = ""
     here = body
-    for position, step in enumerate(location):
+    missing = len(fault["loc"]) - 1 if fault["type"] == "missing" else None
+    for position, step in enumerate(fault["loc"]):
         if isinstance(step, int) and isinstance(here, list):
             path += f"[{step}]"
             here = here[step] if step < len(here) else None
-        elif isinstance(here, Mapping) and (step in here or position == len(location) - 1):
+        elif isinstance(here, Mapping) and (step in here or position == missing):
             path += f".{step}" if path else str(step)
             here = here.get(step)
     return path
+
+
+def _tag_field(context: Mapping[str, Any]) -> str:
+    """Names the field by which the members of a union are told apart."""
+    return str(context["discriminator"]).strip("'")
 
 
 def _out_of_range(kind: str, param: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
@@ -171,7 +178,7 @@ def _out_of_range(kind: str, param: str, value: Any, context: Mapping[str, Any])
 
 
 def _not_one_of(param: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
-    if param.endswith(".type") and isinstance(value, str) and value != "text":
+    if ".content[" in param and param.endswith(".type") and isinstance(value, str):
         return (
             f"Invalid content type: '{_short(value)}' at '{param}'. "
             "This is a text model: only 'text' parts are supported."
@@ -207,7 +214,7 @@ def _name_of(value: Any) -> str:
             return "a decimal"
         case str():
             return "a string"
-        case list() | tuple():
+        case list():
             return "an array"
         case Mapping():
             return "an object"
@@ -216,5 +223,8 @@ def _name_of(value: Any) -> str:
 
 
 def _short(value: Any, most: int = 80) -> str:
-    text = str(value)
+    try:
+        text = str(value)
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        text = "a number with too many digits"
     return text if len(text) <= most else text[: most - 1] + "…"

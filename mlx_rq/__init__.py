@@ -22,10 +22,12 @@ from mlx_rq.jobs.errors import (  # noqa: E402
     ResultTimeout,
 )
 from mlx_rq.jobs.handle import Job, as_completed, fetch  # noqa: E402
+from mlx_rq.jobs.mapping import map as map  # noqa: E402
 from mlx_rq.jobs.submit import submit, submit_many  # noqa: E402
 
 __version__ = version("mlx-rq")
 
+# Without `map`: a star import must not replace Python's own.
 __all__ = [
     "IdempotencyConflict",
     "Job",

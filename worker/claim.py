@@ -8,7 +8,7 @@ import json
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mlx_rq.jobs import keys
@@ -48,12 +48,19 @@ class Claims:
     """Claims on the queues of the models that a worker serves, most urgent priority first."""
 
     def __init__(
-        self, connection: Redis, worker_name: str, models: Iterable[str], *, lease_seconds: int
+        self,
+        connection: Redis,
+        worker_name: str,
+        models: Iterable[str],
+        *,
+        lease_seconds: int,
+        max_wait: float,
     ) -> None:
         self._connection = connection
         self._worker_name = worker_name
         self._models = list(models)
         self.lease_seconds = lease_seconds
+        self._max_wait = max_wait
         self.queues = [
             Queue(keys.queue_name(model, priority), connection=connection, serializer=SERIALIZER)
             for priority in keys.PRIORITIES
@@ -62,8 +69,12 @@ class Claims:
         self._script = connection.register_script(load_script("mlx_rq.worker", "claim.lua"))
         self._handback = connection.register_script(load_script("mlx_rq.worker", "handback.lua"))
 
-    def take(self, limit: int) -> list[ClaimedJob]:
-        """Claims up to `limit` jobs and returns them; an empty list where none wait."""
+    def take(self, limit: int, *, enough: int = 1, alone: bool = True) -> list[ClaimedJob]:
+        """Claims up to `limit` jobs and returns them; an empty list where none wait.
+
+        Where other workers share the queues (not `alone`), groups of jobs that begin alike are
+        taken whole until there are `enough`; see `claim.lua`.
+        """
         before, worker_before, worker_after = execution_key_parts()
         script_keys = [
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
@@ -71,13 +82,17 @@ class Claims:
         started_at = now()
         arguments: list[Any] = [
             limit,
+            enough,
+            int(alone),
             self._worker_name,
             utcformat(started_at),
             started_at.timestamp(),
+            utcformat(started_at - timedelta(seconds=self._max_wait)),
             self.lease_seconds,
             RQJob.key_for(""),
             before,
             ExecutionRegistry("", self._connection).key,
+            keys.OWNER,
             *(uuid.uuid4().hex for _ in range(limit)),
         ]
         claimed = self._script(

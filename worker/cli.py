@@ -119,9 +119,9 @@ def main(log_level: str) -> None:
 
 
 def _register() -> None:
-    from mlx_rq.worker import cli_demo, cli_jobs, cli_model, cli_run
+    from mlx_rq.worker import cli_batch, cli_demo, cli_jobs, cli_model, cli_run, cli_serve
 
-    for module in (cli_run, cli_demo, cli_jobs, cli_model):
+    for module in (cli_run, cli_serve, cli_demo, cli_jobs, cli_batch, cli_model):
         for command in module.COMMANDS:
             main.add_command(command)
 

@@ -10,8 +10,8 @@ from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.handle import Job, fetch
 from mlx_rq.jobs.keys import PRIORITIES
 from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL
+from mlx_rq.jobs.overview import overview
 from mlx_rq.worker.cli import json_option, option, print_json, redis_option
-from mlx_rq.worker.overview import overview
 from rich.console import Console
 from rich.table import Table
 

@@ -82,7 +82,7 @@ def worker(
         connection,
         new_connection(redis_url),
         served_names=served_name,
-        options=WorkerOptions(**options),
+        options=WorkerOptions(max_wait=max_wait, **options),
         name=name,
     )
     with reachable(connection):

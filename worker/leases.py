@@ -13,6 +13,7 @@ from typing import Any
 
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.payload import SERIALIZER, InertJob
+from mlx_rq.jobs.serving import live_workers
 from mlx_rq.worker.claim import ClaimedJob
 from redis import Redis
 from redis.exceptions import RedisError
@@ -47,6 +48,8 @@ class LeaseKeeper(threading.Thread):
         self._describe = describe
         self._recover = recover
         self._stopping = threading.Event()
+        self.alone = True
+        """No other live worker serves one of this worker's models (as of the last renewal)."""
         self._last_progress = time.monotonic()
 
     @property
@@ -103,6 +106,11 @@ class LeaseKeeper(threading.Thread):
                 execution: Execution = job.execution
                 execution.heartbeat(registry, self._lease_seconds, pipe)
             pipe.execute()
+        self.alone = not any(
+            set(other["serves"]) & set(self._describe()["serves"])
+            for other in live_workers(self._connection)
+            if other["name"] != self._worker.name
+        )
 
     def _recover_expired(self) -> None:
         """Puts the jobs of dead workers back into their queues (RQ's clean-up counts the attempt).

@@ -11,6 +11,7 @@ One loop on one thread, because MLX's streams belong to the thread that made the
 Leases are renewed by a thread of their own (`leases.py`); RQ's pubsub thread brings cancellations.
 """
 
+import json
 import logging
 import queue as thread_queue
 import signal
@@ -22,9 +23,9 @@ from types import FrameType
 from typing import Any
 
 from mlx_rq.engine.protocol import Engine, Outcome, Task
+from mlx_rq.jobs import keys
 from mlx_rq.jobs.ending import end_job
 from mlx_rq.jobs.errors import RequestError, error_object
-from mlx_rq.jobs.keys import ANY_MODEL
 from mlx_rq.jobs.payload import SERIALIZER, read_payload
 from mlx_rq.jobs.validation import validate
 from mlx_rq.worker.claim import ClaimedJob, Claims
@@ -49,13 +50,15 @@ class WorkerOptions:
 
     `window` jobs are claimed and planned together; leases last `lease` seconds; after a stop
     signal, `grace` seconds are left to finish what runs; `stall` seconds without progress let the
-    leases run out. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
+    leases run out; a job that waited `max_wait` seconds is taken even where another worker has its
+    prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
     """
 
     window: int = 256
     lease: int = 60
     grace: float = 30.0
     stall: float = 300.0
+    max_wait: float = 30.0
     burst: bool = False
     max_jobs: int | None = None
 
@@ -75,11 +78,17 @@ class MLXWorker(BaseWorker):
     ) -> None:
         self.engine = engine
         self.options = options
-        self.models = list(dict.fromkeys([engine.model_id, *served_names, ANY_MODEL]))
+        self.models = list(dict.fromkeys([engine.model_id, *served_names, keys.ANY_MODEL]))
         super().__init__(
             [], name=name, connection=connection, serializer=SERIALIZER, worker_ttl=options.lease
         )
-        self.claims = Claims(connection, self.name, self.models, lease_seconds=options.lease)
+        self.claims = Claims(
+            connection,
+            self.name,
+            self.models,
+            lease_seconds=options.lease,
+            max_wait=options.max_wait,
+        )
         self.queues = self._ordered_queues = self.claims.queues
         self._jobs: dict[str, ClaimedJob] = {}
         self._deadlines: dict[str, float] = {}
@@ -183,7 +192,11 @@ class MLXWorker(BaseWorker):
         if self.options.max_jobs is not None:
             limit = min(limit, self.options.max_jobs - self._ended_jobs - len(self._jobs))
         may_claim = limit > 0 and not is_suspended(self.connection)
-        claimed = self.claims.take(limit) if may_claim else []
+        claimed = []
+        if may_claim:
+            enough = self.engine.capacity
+            alone = self._leases.alone or self.options.burst
+            claimed = self.claims.take(limit, enough=enough, alone=alone)
         self._idle = not claimed
         if claimed:
             self._start(claimed)
@@ -266,7 +279,8 @@ class MLXWorker(BaseWorker):
                     result_ttl=job.result_ttl,
                     lease=job.lease,
                 )
-            replies = pipe.execute()
+            pipe.set(keys.worker(self.name), json.dumps(self.describe()), ex=2 * self.options.lease)
+            *replies, _ = pipe.execute()
         for (job, _), reply in zip(self._unsaved, replies, strict=True):
             if reply[0] == b"ended":
                 self._ended_jobs += 1
@@ -287,6 +301,16 @@ class MLXWorker(BaseWorker):
             self._stop_at = time.monotonic() + self.options.grace
         else:
             self._stop_at = 0.0
+
+    def unsubscribe(self) -> None:
+        """Ends the thread that listens for commands.
+
+        It is told before it gets its last message; RQ tells it afterwards, and often waits a second
+        in vain.
+        """
+        if self.pubsub_thread is not None:
+            self.pubsub_thread.stop()
+        super().unsubscribe()  # type: ignore[no-untyped-call]
 
     def _install_signal_handlers(self) -> None:
         signal.signal(signal.SIGINT, self.request_stop)

@@ -1,0 +1,160 @@
+"""Takes a request's body to the queue. The way of every job through the door:
+
+`read_json` → `Door.submit` (kind, model, room, then `mlx_rq.jobs.submit`) → a handle, on which an
+endpoint waits (`waiting.py`) or whose id it answers with.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.manners import rate_limited
+from mlx_rq.api_stub.metrics import Requests
+from mlx_rq.api_stub.settings import Settings
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.connection import connect, reachable, resolve_url
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.handle import Job
+from mlx_rq.jobs.options import JobOptions
+from mlx_rq.jobs.requests import Kind
+from mlx_rq.jobs.serving import live_workers
+from mlx_rq.jobs.submit import submit
+from mlx_rq.jobs.validation import kind_of, validate
+from redis import Redis
+from rq import Queue
+from starlette.concurrency import run_in_threadpool
+
+_SERVING_SECONDS = 1.0
+"""How long the door goes by what it last saw the live workers serve."""
+
+_FULL_SECONDS = 30.0
+"""When a client should come again that found the queue full."""
+
+
+class Door:
+    """What the endpoints share: the settings, the way to Redis, and what is counted."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.redis_url = resolve_url(settings.redis_url)
+        self.requests = Requests()
+        self._served: frozenset[str] = frozenset()
+        self._looked_at = float("-inf")
+
+    @property
+    def connection(self) -> Redis:
+        return connect(self.redis_url)
+
+    async def submit(
+        self,
+        request: Request,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        options: JobOptions = JobOptions(),
+        waits: bool = False,
+    ) -> Job:
+        """Puts a job into the queue under the request's Idempotency-Key, if it has one.
+
+        Raises RequestError where the body is wrong, ApiError where no live worker serves the model
+        (an endpoint that `waits` never takes such a job) or too many jobs wait for it.
+        """
+        key = request.headers.get("idempotency-key") or None
+        return await run_in_threadpool(self._submit, kind, body, options, waits, key)
+
+    def _submit(
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        options: JobOptions,
+        waits: bool,
+        idempotency_key: str | None,
+    ) -> Job:
+        # A body without the field that tells its kind is wrong for the endpoint's own kind.
+        if kind_of(body) != kind:
+            validate(kind, body)
+        model = body.get("model")
+        if model is None or isinstance(model, str):  # else submit says what is wrong with it
+            with reachable(self.connection):
+                self.check_served(model or keys.ANY_MODEL, waits=waits)
+                self._check_room(model or keys.ANY_MODEL)
+        return submit(
+            body, idempotency_key=idempotency_key, redis_url=self.redis_url, **asdict(options)
+        )
+
+    def check_served(self, model: str, *, waits: bool) -> None:
+        """Raises ApiError where no live worker serves the model and the job may not wait for one.
+
+        A worker that came a moment ago is seen, because a refusal is never taken from memory.
+        """
+        now = time.monotonic()
+        if model in self._served and now < self._looked_at + _SERVING_SECONDS:
+            return
+        workers = live_workers(self.connection)
+        self._served = frozenset(name for worker in workers for name in worker["serves"])
+        self._looked_at = now
+        if model in self._served or (self.settings.queue_unserved and not waits):
+            return
+        others = sorted(self._served - {keys.ANY_MODEL})
+        served = f"Served now: {', '.join(others)}." if others else "No worker is alive."
+        raise ApiError(
+            404,
+            f"The model {model!r} does not exist here: no live worker serves it. {served}",
+            code="model_not_found",
+            param="model",
+        )
+
+    def _check_room(self, model: str) -> None:
+        limit = self.settings.max_queued
+        with self.connection.pipeline(transaction=False) as pipe:
+            for priority in keys.PRIORITIES:
+                pipe.llen(f"{Queue.redis_queue_namespace_prefix}{keys.queue_name(model, priority)}")
+            waiting = sum(pipe.execute())
+        if waiting >= limit:
+            raise rate_limited(f"{waiting} jobs wait for {model!r} already.", _FULL_SECONDS)
+
+
+def get_door(request: Request) -> Door:
+    """Finds the door of the app that serves a request."""
+    door: Door = request.app.state.door
+    return door
+
+
+TheDoor = Annotated[Door, Depends(get_door)]
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """Reads the body as a JSON object; raises ApiError or RequestError where it is none.
+
+    Only `application/json`: a web page can send other types from a browser without asking.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(
+            415,
+            f"Unsupported content type: {media_type or 'none'!r}. Send application/json.",
+            code="unsupported_media_type",
+        )
+    try:
+        body = json.loads(await request.body(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"We could not parse the JSON body of your request: {error}.", code="invalid_json"
+        ) from None
+    if not isinstance(body, dict):
+        raise RequestError(
+            "Invalid body: expected an object, but got another JSON value instead.",
+            code="invalid_type",
+        )
+    return body
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+JsonBody = Annotated[dict[str, Any], Depends(read_json)]

@@ -1,0 +1,134 @@
+"""Every error of the door in OpenAI's shape, whoever raised it."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from mlx_rq.jobs.errors import (
+    ErrorType,
+    JobFailed,
+    JobNotFound,
+    RedisUnavailable,
+    RequestError,
+    error_object,
+    http_status,
+)
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger("mlx_rq.api_stub")
+
+NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
+"""Keeps OpenAI's client from sending a request again by itself."""
+
+RETRY_SECONDS = 5
+
+
+class ApiError(Exception):
+    """A refusal by the door itself, with its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None,
+        param: str | None = None,
+        type: ErrorType = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error_object(message, code=code, param=param, type=type)
+        self.headers = headers
+
+
+def not_found(what: str, identity: str) -> ApiError:
+    """Makes the error for an id that names nothing, as in `No such File object: file-x`."""
+    return ApiError(404, f"No such {what} object: {identity}", code=None, param="id")
+
+
+def error_response(
+    status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Writes an error object as a response."""
+    return JSONResponse({"error": error}, status, headers)
+
+
+def _api_error(_: Request, error: ApiError) -> JSONResponse:
+    return error_response(error.status, error.error, error.headers)
+
+
+def _request_error(_: Request, error: RequestError) -> JSONResponse:
+    status = http_status(error.error)
+    return error_response(status, error.error, NO_RETRY if status == 409 else None)
+
+
+def _job_failed(_: Request, failure: JobFailed) -> JSONResponse:
+    """The queue has tried as often as is good: a client that tried again would only repeat it."""
+    status = http_status(failure.error)
+    return error_response(status, failure.error, {**NO_RETRY, "x-job-id": failure.job_id})
+
+
+def _job_not_found(_: Request, error: JobNotFound) -> JSONResponse:
+    return error_response(404, error_object(str(error), code="job_not_found", param="id"))
+
+
+def _redis_unavailable(_: Request, error: Exception) -> JSONResponse:
+    logger.error("%s", error)
+    message = "The queue cannot be reached at the moment. Try again soon."
+    details = error_object(message, code="queue_unavailable", type="server_error")
+    return error_response(503, details, {"retry-after": str(RETRY_SECONDS)})
+
+
+def _http_exception(request: Request, error: HTTPException) -> JSONResponse:
+    """Starlette's own refusals: no such path, wrong method, a form that cannot be read."""
+    url = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            message, code = f"Unknown request URL: {url}.", "unknown_url"
+        case 405:
+            message, code = f"Not allowed to {url}: wrong method.", "method_not_allowed"
+        case status:
+            message = str(error.detail)
+            code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return error_response(error.status_code, error_object(message, code=code), error.headers)
+
+
+def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
+    """A query or path parameter that FastAPI refused."""
+    fault = error.errors()[0]
+    param = str(fault["loc"][-1])
+    if fault["type"] == "missing":
+        message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
+    else:
+        given = str(fault["input"])[:80]
+        message, code = f"Invalid '{param}': {fault['msg']}, but got {given!r}.", "invalid_value"
+    return error_response(400, error_object(message, code=code, param=param))
+
+
+def internal_error(error: Exception, request_id: str) -> JSONResponse:
+    """Logs what nobody expected and tells the client no more than that it happened."""
+    logger.error("the door failed on %s", request_id, exc_info=error)
+    message = f"The door failed on this request. Its log says why, under {request_id}."
+    return error_response(500, error_object(message, code="internal_error", type="server_error"))
+
+
+def install(app: FastAPI) -> None:
+    """Makes the app answer every error in this shape."""
+    handlers: dict[Any, Any] = {
+        ApiError: _api_error,
+        RequestError: _request_error,
+        JobFailed: _job_failed,
+        JobNotFound: _job_not_found,
+        RedisUnavailable: _redis_unavailable,
+        RedisError: _redis_unavailable,
+        HTTPException: _http_exception,
+        RequestValidationError: _invalid_parameter,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)

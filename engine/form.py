@@ -1,0 +1,263 @@
+"""The form of a row's answer: its constraint before, and the reading of its text after."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_rq.engine.constrain import Compilation, Compiled, Compilers, Constraint, GrammarFault
+from mlx_rq.engine.dialect import Dialect, dialect_of, reasoning_is_open
+from mlx_rq.engine.grammar import Grammar, Tools, grammar_of, tools_of
+from mlx_rq.engine.guidance import Guidance
+from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.parse import (
+    ParsedCall,
+    ParseFault,
+    count_reasoning,
+    split_calls,
+    split_reasoning,
+)
+from mlx_rq.jobs.errors import ErrorObject, error_object
+from mlx_rq.jobs.requests import ChatRequest, Request
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a row's text says."""
+
+    content: str | None
+    reasoning: str | None = None
+    calls: list[ParsedCall] = field(default_factory=list)
+    named_call: bool = False
+    warnings: list[dict[str, str]] = field(default_factory=list)
+
+
+class InvalidAnswer(ValueError):
+    """A finished text is not what was asked for: never a result."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.error: ErrorObject = error_object(
+            message, code="invalid_structured_output", type="server_error"
+        )
+
+
+class Forms:
+    """Makes the forms of the rows of one model."""
+
+    def __init__(self, model: LoadedModel, *, close_json: bool = False) -> None:
+        self._tokenizer = model.tokenizer
+        self._close_json = close_json
+        self.dialect = dialect_of(model.tokenizer)
+        guidance = Guidance(model, self.dialect.end_marks)
+        self._compilers = Compilers(guidance.compile)
+
+    def wait(self, seconds: float = 0.005) -> None:
+        """Lets the compiling threads have the processor, for a caller who has nothing to do."""
+        time.sleep(seconds)
+
+    def form_of(self, request: Request, prompt: Sequence[int]) -> "Form":
+        """Says what the answers to a prompt must look like, and has the grammar compiled.
+
+        Raises RequestError where the model cannot do what is asked.
+        """
+        chat = isinstance(request, ChatRequest)
+        reasoning = reasoning_is_open(self._tokenizer, prompt) if chat else False
+        grammar = grammar_of(request, self.dialect, reasoning)
+        return Form(
+            request,
+            self.dialect,
+            reasoning,
+            tools_of(request),
+            grammar,
+            None if grammar is None else self._compilers.submit(grammar),
+            self._close_json,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one row's answer must look like."""
+
+    request: Request
+    dialect: Dialect
+    reasoning: bool | None
+    tools: Tools
+    grammar: Grammar | None
+    compilation: Compilation | None
+    close_json: bool
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What of the form shapes the answer."""
+        return (self.grammar and self.grammar.lark, self.reasoning, self.shows_marks)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `start` need not wait."""
+        return self.compilation is None or self.compilation.ready
+
+    @property
+    def shows_marks(self) -> bool:
+        """Whether special tokens mean something in the text."""
+        if not isinstance(self.request, ChatRequest):
+            return False
+        return bool(self.tools.usable) or self.dialect.think_start is not None
+
+    def reasoning_tokens(self, tokens: Sequence[int]) -> int:
+        """Counts the tokens of the reasoning, its marks not counted."""
+        dialect = self.dialect
+        if dialect.think_start is None or not isinstance(self.request, ChatRequest):
+            return 0
+        marks = dialect.think_start_tokens, dialect.think_end_tokens
+        return count_reasoning(tokens, *marks, is_open=self.reasoning is True)
+
+    def start(self, budget: int) -> Constraint | None:
+        """Gives a row its constraint; raises RequestError where the grammar does not compile."""
+        compiled = self._compiled()
+        return compiled and compiled.start(budget, close=self.close_json)
+
+    def _compiled(self) -> Compiled | None:
+        if self.compilation is None or self.grammar is None:
+            return None
+        try:
+            return self.compilation.result()
+        except GrammarFault as fault:
+            raise self.grammar.parts[fault.part].error(str(fault)) from None
+
+    def read(
+        self, text: str, finish_reason: str, constraint: Constraint | None, budget: int
+    ) -> Reading:
+        """Takes a row's text apart and validates it; raises InvalidAnswer.
+
+        A text that its budget cut off (`length`) is not validated, and warns.
+        """
+        if constraint is not None and constraint.fault is not None:
+            raise InvalidAnswer(f"The constraint could not go on: {constraint.fault}")
+        finished = finish_reason == "stop"
+        reasoning, rest = (None, text)
+        if isinstance(self.request, ChatRequest):
+            start, end = self.dialect.think_start, self.dialect.think_end
+            is_open = self.reasoning is True
+            reasoning, rest = split_reasoning(text, start, end, is_open=is_open)
+            reasoning = None if reasoning is None else self._without_specials(reasoning)
+        reading = self._read_calls(rest, finished)
+        reading.reasoning = reasoning
+        if finished:
+            self._validate(reading, constraint)
+        reading.warnings += self._warnings(finished, constraint, budget)
+        return reading
+
+    def _read_calls(self, text: str, finished: bool) -> Reading:
+        if not self.tools.usable:
+            return Reading(self._without_specials(text))
+        dialect = self.dialect
+        tools = [tool.model_dump() for _, tool in self.tools.usable]
+        try:
+            found = split_calls(
+                text,
+                dialect.call_start,
+                dialect.call_end,
+                lambda body: dialect.parse_call(body, tools),
+                finished=finished,
+                names=[tool.function.name for _, tool in self.tools.usable],
+            )
+        except ParseFault as fault:
+            raise InvalidAnswer(f"The model's tool call is not valid: {fault}.") from None
+        content = self._without_specials(found.before)
+        if found.calls or found.cut:
+            content = content.strip()
+        reading = Reading(content or None if found.calls or found.cut else content)
+        reading.calls, reading.named_call = found.calls, self.tools.mode == "named"
+        if found.cut:
+            message = "A tool call was cut off by the token budget and left out."
+            reading.warnings.append({"code": "tool_call_cut", "message": message})
+        return reading
+
+    def _without_specials(self, text: str) -> str:
+        if self.shows_marks:
+            for token in self.dialect.hidden:
+                text = text.replace(token, "")
+        return text
+
+    def _validate(self, reading: Reading, constraint: Constraint | None) -> None:
+        """Raises InvalidAnswer where a finished text is not what was asked for."""
+        compiled = self._compiled()
+        checks = list(compiled.checks) if compiled else []
+        shape = self.request.shape
+        shape_check = checks.pop(0) if shape is not None else None
+        if reading.calls:
+            names = [tool.function.name for _, tool in self.tools.usable]
+            for call in reading.calls:
+                check = checks[names.index(call.name)]
+                if check and (fault := check.fault(call.arguments)):
+                    raise InvalidAnswer(
+                        f"The model's call of '{call.name}' does not fit its parameters: {fault}."
+                    )
+        elif self.tools.mode in ("required", "named"):
+            raise InvalidAnswer("The model called no tool, though 'tool_choice' demands a call.")
+        elif shape is not None:
+            text = reading.content or ""
+            if constraint is None or not constraint.complete:
+                raise InvalidAnswer(f"The text ended before it fitted {shape.what}: {_short(text)}")
+            if shape.kind == "choice" and text not in shape.value:
+                raise InvalidAnswer(f"The text is none of the choices: {_short(text)}")
+            if shape_check is not None:
+                try:
+                    fault = shape_check.fault(json.loads(text))
+                except (ValueError, RecursionError) as error:
+                    fault = f"it is not JSON: {error}"
+                if fault:
+                    raise InvalidAnswer(
+                        f"The text does not validate against {shape.what}: {fault}: {_short(text)}"
+                    )
+
+    def _warnings(
+        self, finished: bool, constraint: Constraint | None, budget: int
+    ) -> list[dict[str, str]]:
+        compiled = self._compiled()
+        warnings = {}
+        for warning in compiled.warnings if compiled else ():
+            warnings["not_enforced"] = f"Not enforced, only checked at the end: {warning}"
+        if constraint is not None and constraint.cut:
+            warnings["closed_early"] = (
+                "The token budget ran out; the text was steered to its end so that it validates."
+            )
+        if compiled and constraint is not None:
+            if compiled.least is not None and compiled.least > budget:
+                warnings["budget_too_small"] = (
+                    f"The token budget is {budget}, but a valid answer needs about "
+                    f"{compiled.least} tokens. Raise max_completion_tokens."
+                )
+            elif not finished and not constraint.complete:
+                warnings["cut_off"] = (
+                    f"The token budget of {budget} ended before the answer was complete."
+                )
+        return [{"code": code, "message": message} for code, message in warnings.items()]
+
+
+def call_id(task_id: str, row: int, call: int) -> str:
+    """Names a tool call; a job that is run again gives its calls the same ids."""
+    return "call_" + hashlib.sha256(f"{task_id}/{row}/{call}".encode()).hexdigest()[:24]
+
+
+def tool_calls(reading: Reading, task_id: str, row: int) -> list[dict[str, Any]]:
+    """Writes the calls of a reading as OpenAI does: the arguments are a string of JSON."""
+    return [
+        {
+            "id": call.id or call_id(task_id, row, index),
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": json.dumps(call.arguments, ensure_ascii=False),
+            },
+        }
+        for index, call in enumerate(reading.calls)
+    ]
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+

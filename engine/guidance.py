@@ -1,0 +1,248 @@
+"""llguidance behind the seam of `mlx_rq.engine.constrain`.
+
+It never raises for a bad grammar, a used-up limit or a wrong token: its matcher goes into an error
+state and from then on allows only the end of the sequence. So the state is asked after every step.
+"""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
+from mlx_rq.engine.check import Check, SchemaFault
+from mlx_rq.engine.constrain import Constraint, GrammarFault, Masks
+from mlx_rq.engine.grammar import Grammar
+from mlx_rq.engine.models import LoadedModel
+
+_LIMITS = LLParserLimits(
+    max_items_in_row=50_000,  # the default of 2,000 ends at 500 optional properties
+    max_lexer_states=50_000,  # at 1-2 kB each
+    verbose_errors=False,
+)
+_CLOSERS = ("}", "]", '"', "0", "1", "null", "true", ",", ":", "[", "{", "-", "T", "Z")
+"""Tokens that bring JSON to its end, the most wanted first. White space is not among them."""
+
+_QUOTED = re.compile(r"\d+ \|")
+"""How a line of the grammar looks that the engine quotes in a message."""
+
+_LONGEST_END = 2_000
+_CLOSE_MARGIN = 24
+"""Tokens to spare when a text is steered to its end: one choice can add that many to the rest."""
+
+
+class Guidance:
+    """Compiles grammars for one model. Safe to use from several threads."""
+
+    def __init__(self, model: LoadedModel, end_marks: Sequence[int] = ()) -> None:
+        """`end_marks` are the tokens that end a part of an answer: reasoning, a tool call."""
+        self._model = model
+        self._end_marks = end_marks
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._executor = LLExecutor()
+        self._closers: list[int] = []
+
+    def compile(self, grammar: Grammar) -> "CompiledGrammar":
+        """Compiles a grammar and what validates its parts; raises GrammarFault."""
+        tokenizer = self._ready()
+        checks = []
+        for index, part in enumerate(grammar.parts):
+            try:
+                checks.append(None if part.schema is None else Check(part.schema))
+            except SchemaFault as fault:
+                raise GrammarFault(index, str(fault)) from None
+        try:
+            matcher = None if grammar.lark is None else _matcher(tokenizer, grammar.lark)
+        except ValueError as error:
+            raise self._blame(tokenizer, grammar, error) from None
+        if matcher is None:
+            warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
+            return CompiledGrammar(self, None, checks, warnings, 0)
+        end = self.shortest_end(matcher)
+        least = None if end is None else len(end)
+        return CompiledGrammar(self, matcher, checks, _warnings(matcher), least)
+
+    def _ready(self) -> LLTokenizer:
+        """Sets the tokenizer up the first time; that takes about a second."""
+        with self._lock:
+            if self._tokenizer is None:
+                wrapped = self._model.tokenizer
+                try:
+                    self._tokenizer = from_tokenizer(
+                        wrapped._tokenizer,
+                        n_vocab=max(self._model.vocab_size, len(wrapped)),
+                        eos_token=sorted(self._model.eos_token_ids),
+                    )
+                except ValueError as error:
+                    message = f"this model's tokenizer cannot be constrained: {error}."
+                    raise GrammarFault(0, message) from None
+                self._closers = self._closing_tokens(self._tokenizer)
+            return self._tokenizer
+
+    def _closing_tokens(self, tokenizer: LLTokenizer) -> list[int]:
+        plain = (tokenizer.greedy_tokenize(text) for text in _CLOSERS)
+        return [*self._end_marks, *(tokens[0] for tokens in plain if len(tokens) == 1)]
+
+    @staticmethod
+    def _blame(tokenizer: LLTokenizer, grammar: Grammar, error: ValueError) -> GrammarFault:
+        """Finds the part that does not compile by itself; the first where all of them do."""
+        for index, part in enumerate(grammar.parts):
+            try:
+                _matcher(tokenizer, part.lark)
+            except ValueError as fault:
+                return GrammarFault(index, str(fault))
+        return GrammarFault(0, str(error))
+
+    def shortest_end(self, matcher: LLMatcher) -> list[int] | None:
+        """Finds a short way to a place where the text may end, the end token not counted.
+
+        Greedy, so it need not be the shortest; None where it is longer than some thousand tokens.
+        """
+        matcher = matcher.deep_copy()
+        tokens: list[int] = []
+        while not matcher.is_accepting():
+            if matcher.is_error() or len(tokens) > _LONGEST_END:
+                return None
+            step = matcher.compute_ff_tokens() or [self._closer(matcher)]
+            if not matcher.consume_tokens(step):
+                return None
+            tokens += step
+        return tokens
+
+    def _closer(self, matcher: LLMatcher) -> int:
+        words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        for token in self._closers:
+            if words[token >> 5] >> (token & 31) & 1:
+                return token
+        word = int(words.nonzero()[0][0]) if words.any() else 0
+        return word * 32 + (int(words[word]) & -int(words[word])).bit_length() - 1
+
+    def fill(self, rows: list[tuple[LLMatcher, int]], masks: Masks) -> None:
+        """Fills the masks of many matchers at once, on all cores and without the GIL."""
+        if rows:
+            fill_next_token_bitmask_par(self._executor, rows, masks)
+
+
+def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """Compiles a grammar; raises ValueError. The first mask shows what no text can satisfy."""
+    matcher = LLMatcher(tokenizer, lark, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(_plain(matcher.get_error()))
+    return matcher
+
+
+def _warnings(matcher: LLMatcher) -> list[str]:
+    return [_plain(warning) for warning in matcher.get_grammar_warnings()]
+
+
+def _plain(message: str) -> str:
+    """Takes the engine's message out of its frame: the place, and the grammar that it quotes."""
+    if "NoExtension" in message:
+        return "no value can satisfy it."
+    lines = [line.strip() for line in message.splitlines()]
+    wanted = [line for line in lines if line.strip("^") and not _QUOTED.match(line)]
+    text = " ".join(wanted)
+    for frame in ("failed to compile JSON schema: ", "failed to parse grammar: "):
+        text = text.rpartition(frame)[2]
+    place, colon, rest = text.partition(": ")
+    text = rest if colon and place.startswith("at ") else text
+    return text.removesuffix("<non-verbose/>").strip()[:500].rstrip(".") + "."
+
+
+class CompiledGrammar:
+    """A grammar ready for use. Its own matcher stays at the beginning; rows take copies."""
+
+    def __init__(
+        self,
+        guidance: Guidance,
+        matcher: LLMatcher | None,
+        checks: Sequence[Check | None],
+        warnings: Sequence[str],
+        least: int | None,
+    ) -> None:
+        self._guidance = guidance
+        self._matcher = matcher
+        self.checks = checks
+        self.warnings = warnings
+        self.least = least
+
+    def start(self, budget: int, *, close: bool) -> Constraint | None:
+        if self._matcher is None:
+            return None
+        # What may end at once is no structure: free text, from which calls may follow.
+        close = close and self.least != 0
+        close_within = (self.least or 0) + 3 * _CLOSE_MARGIN if close else 0
+        return GuidanceConstraint(self._guidance, self._matcher.deep_copy(), budget, close_within)
+
+
+class GuidanceConstraint:
+    """One row's place in its grammar, and the tokens that are decided already."""
+
+    def __init__(
+        self, guidance: Guidance, matcher: LLMatcher, budget: int, close_within: int
+    ) -> None:
+        self._guidance = guidance
+        self._matcher = matcher
+        self._budget = budget
+        self.taken = 0
+        self._close_within = close_within
+        self._decided: deque[int] = deque()
+        self._closing = False
+
+    @property
+    def done(self) -> bool:
+        closed = self._closing and not self._decided
+        return closed or bool(self._matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._matcher.is_accepting()) and self.fault is None
+
+    @property
+    def fault(self) -> str | None:
+        return _plain(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    @property
+    def cut(self) -> bool:
+        return self._closing
+
+    @property
+    def captures(self) -> list[dict[str, str]]:
+        return [
+            {"name": name, "text": text.decode(errors="replace")}
+            for name, text in self._matcher.get_captures()
+        ]
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self.taken += 1
+        if self._decided:
+            self._decided.popleft()
+        elif self._budget - self.taken <= self._close_within and not self._closing and not self.done:
+            self._steer_to_end()
+
+    def _steer_to_end(self) -> None:
+        """Decides all that is left once the way to the end takes about what the budget allows."""
+        end = self._guidance.shortest_end(self._matcher)
+        left = self._budget - self.taken
+        if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
+            self._closing = True
+            self._decided.extend(end)
+
+    def fill(self, others: Sequence[tuple[Constraint, int]], masks: Masks) -> None:
+        open_rows = []
+        for constraint, index in others:
+            assert isinstance(constraint, GuidanceConstraint)
+            if constraint._decided:
+                masks[index] = 0
+                token = constraint._decided[0]
+                masks[index, token >> 5] = np.uint32(1 << (token & 31)).view(np.int32)
+            else:
+                open_rows.append((constraint._matcher, index))
+        self._guidance.fill(open_rows, masks)

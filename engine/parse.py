@@ -1,0 +1,105 @@
+"""Takes a row's text apart: reasoning, content, tool calls. Pure: text in, parts out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A tool call as the model wrote it; `id` only where its format has one."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls in a text: those that are whole, and whether one was cut off at the end."""
+
+    before: str
+    calls: list[ParsedCall] = field(default_factory=list)
+    cut: bool = False
+
+
+class ParseFault(ValueError):
+    """A tool call is there, but cannot be read."""
+
+
+def split_reasoning(
+    text: str, start: str | None, end: str | None, *, is_open: bool
+) -> tuple[str | None, str]:
+    """Splits a text into reasoning (None where there is none) and what follows it.
+
+    `is_open` where the prompt had begun the reasoning. Reasoning without an end takes all.
+    """
+    if start is None or end is None:
+        return None, text
+    if not is_open:
+        stripped = text.lstrip()
+        if not stripped.startswith(start):
+            return None, text
+        text = stripped[len(start) :]
+    reasoning, _, rest = text.partition(end)
+    return reasoning.strip(), rest.lstrip()
+
+
+def count_reasoning(
+    tokens: Sequence[int], start: Sequence[int], end: Sequence[int], *, is_open: bool
+) -> int:
+    """Counts the tokens that `split_reasoning` takes for reasoning, the marks not counted."""
+    begin = 0
+    if not is_open:
+        if list(tokens[: len(start)]) != list(start):
+            return 0
+        begin = len(start)
+    for at in range(begin, len(tokens) - len(end) + 1):
+        if list(tokens[at : at + len(end)]) == list(end):
+            return at - begin
+    return len(tokens) - begin
+
+
+def split_calls(
+    text: str,
+    start: str,
+    end: str,
+    parse: Callable[[str], Any],
+    *,
+    finished: bool,
+    names: Sequence[str],
+) -> Calls:
+    """Splits a text into what stands before the first call, and the calls.
+
+    A call without its end mark is cut off where the text was not `finished`. With no end mark in
+    the format, a call ends where the next begins. Raises ParseFault.
+    """
+    before, *sections = text.split(start)
+    calls: list[ParsedCall] = []
+    for index, section in enumerate(sections):
+        last = index == len(sections) - 1
+        body, found, _ = section.partition(end) if end else (section, not last or finished, "")
+        if not found and not finished:
+            return Calls(before, calls, cut=True)
+        calls += _read(body, parse, names)
+    return Calls(before, calls)
+
+
+def _read(body: str, parse: Callable[[str], Any], names: Sequence[str]) -> list[ParsedCall]:
+    """Reads what stands between two marks, one call or several."""
+    if body.strip() in names:  # some formats write a call without arguments as its bare name
+        return [ParsedCall(body.strip(), {})]
+    try:
+        read = parse(body)
+    except Exception as error:  # mlx-lm's parsers raise whatever the text makes them raise
+        raise ParseFault(f"the call cannot be read: {error}") from None
+    calls = []
+    for call in read if isinstance(read, list) else [read]:
+        name = call.get("name") if isinstance(call, dict) else None
+        arguments = call.get("arguments") if isinstance(call, dict) else None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise ParseFault("the call has no name, or no arguments")
+        if name not in names:
+            raise ParseFault(f"the function '{name}' was called, which is not among the tools")
+        calls.append(ParsedCall(name, arguments, call.get("id")))
+    return calls

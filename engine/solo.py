@@ -1,0 +1,120 @@
+"""The fall-back for models that cannot be batched: one row at a time, the same answers.
+
+Some models have caches that do not merge (chunked attention), or attention that is wrong or fails
+over rows of different lengths. `can_batch` finds out when a model is loaded. Trunks still work: a
+row goes on from a copy.
+"""
+
+import copy
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import BatchCounters, GenerationBatch
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_rq.engine.sampling import RowSampler, constrain, sample
+
+_TOLERANCE = 0.2
+"""How far logits may differ in a batch, as a part of their spread: bfloat16 alone makes 0.04."""
+
+
+def can_batch(model: nn.Module) -> bool:
+    """Tells whether rows of different lengths give the same logits together as each alone."""
+    prompts, last = ([1, 2, 3, 4, 5], [3, 1, 2]), [2, 1]
+    try:
+        caches = [_prefilled(model, prompt) for prompt in prompts]
+        merged = [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
+        together = model(mx.array(last)[:, None], cache=merged)[:, -1]
+        alone = mx.concatenate(
+            [model(mx.array([[t]]), cache=c)[:, -1] for t, c in zip(last, caches, strict=True)]
+        )
+        difference = mx.abs(together - alone).max().astype(mx.float32)
+        return bool(difference < _TOLERANCE * mx.std(alone.astype(mx.float32)))
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return False
+
+
+def _prefilled(model: nn.Module, prompt: Sequence[int]) -> list[Any]:
+    caches: list[Any] = make_prompt_cache(model)
+    model(mx.array([list(prompt)]), cache=caches)
+    mx.eval([cache.state for cache in caches])
+    return caches
+
+
+@dataclass(slots=True)
+class _SoloRow:
+    uid: int
+    prompt: list[int]
+    sampler: RowSampler
+    left: int
+    end_tokens: frozenset[int]
+    caches: list[Any]
+
+
+class SoloGenerator:
+    """Does what RowGenerator does, with one row at a time."""
+
+    def __init__(self, model: nn.Module, *, prefill_step: int = 2048) -> None:
+        self._model = model
+        self._prefill_step = prefill_step
+        self._rows: deque[_SoloRow] = deque()
+        self._uids = 0
+        self.counters = BatchCounters()
+
+    def insert_rows(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        samplers: Sequence[RowSampler],
+        max_tokens: Sequence[int],
+        end_tokens: Sequence[frozenset[int]],
+        caches: Sequence[list[Any] | None],
+    ) -> list[int]:
+        """Adds rows; returns their uids. See RowGenerator."""
+        uids = []
+        for prompt, sampler, left, ends, cache in zip(
+            prompts, samplers, max_tokens, end_tokens, caches, strict=True
+        ):
+            own = make_prompt_cache(self._model) if cache is None else copy.deepcopy(cache)
+            self._rows.append(_SoloRow(self._uids, list(prompt), sampler, left, ends, own))
+            uids.append(self._uids)
+            self._uids += 1
+        return uids
+
+    def remove(self, uids: Sequence[int]) -> None:
+        """Forgets rows."""
+        self._rows = deque(row for row in self._rows if row.uid not in uids)
+
+    @property
+    def prefilling(self) -> int:
+        """Rows whose first token is not decided yet."""
+        return sum(len(row.prompt) > 1 for row in self._rows)
+
+    def next(self) -> tuple[list[Any], list[GenerationBatch.Response]]:
+        """Prefills a chunk of the first row's prompt, or decodes one token of it."""
+        if not self._rows:
+            return [], []
+        row, started = self._rows[0], time.perf_counter()
+        if len(row.prompt) > 1:
+            chunk = row.prompt[: min(self._prefill_step, len(row.prompt) - 1)]
+            self._model(mx.array([chunk]), cache=row.caches)
+            mx.eval([cache.state for cache in row.caches])
+            row.prompt = row.prompt[len(chunk) :]
+            self.counters.prompt_time += time.perf_counter() - started
+            return [], []
+        logits = self._model(mx.array([row.prompt]), cache=row.caches)[:, -1, :]
+        logits = constrain(logits, [row.sampler], mx.array(row.prompt))
+        chosen = sample(logits, [row.sampler], mx.array(row.prompt))
+        token = int(chosen.item())
+        row.prompt, row.left = [token], row.left - 1
+        self.counters.decode_time += time.perf_counter() - started
+        self.counters.generation_steps += 1
+        reason = "stop" if token in row.end_tokens else "length" if row.left <= 0 else None
+        if reason is not None:
+            self._rows.popleft()
+        return [], [GenerationBatch.Response(row.uid, token, None, reason, None, None)]

@@ -1,0 +1,244 @@
+"""The files that a batch writes: appended to line by line, healed, and put in order at the end.
+
+While a run goes on, nothing is ever taken out of a file: an answer that replaces an error, or a
+line that changed, is appended. `tidy` then leaves exactly one record for each line of the input.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from mlx_rq.jobs.batch_lines import Source
+from mlx_rq.jobs.batch_records import Ended, Stored, code_of, encode_record, read_stored, record
+from mlx_rq.jobs.batch_state import sync_folder
+from mlx_rq.jobs.errors import RequestError
+
+
+class Failure(NamedTuple):
+    """The last error of a line, and the job that ended in it (empty: it never became one)."""
+
+    code: str
+    job_id: str
+
+
+@dataclass
+class Done:
+    """What the files of earlier runs hold: which lines have answers, and which have errors."""
+
+    answered: set[bytes] = field(default_factory=set)
+    failed: dict[bytes, Failure] = field(default_factory=dict)
+
+    def add(self, stored: Stored) -> None:
+        """Counts a record. An answer stands, whatever else there is of its line."""
+        if stored.code is None:
+            self.answered.add(stored.fingerprint)
+            self.failed.pop(stored.fingerprint, None)
+        elif stored.fingerprint not in self.answered:
+            self.failed[stored.fingerprint] = Failure(stored.code, stored.job_id)
+
+
+class Outputs:
+    """Where records go: answers into one file, errors into another, or both into one."""
+
+    def __init__(self, answers: Path, errors: Path | None) -> None:
+        self.answers, self.errors = answers, errors
+        self._paths = [answers] if errors is None else [answers, errors]
+        self._open: dict[Path, BinaryIO] = {}
+        self._lines = 0
+        self._resumed = False
+
+    def recover(self, *, ours: bool) -> Done:
+        """Reads what is there already and cuts off a torn last line.
+
+        Without a file of answers everything starts over, also where there are errors. Raises
+        RequestError where a file holds anything else and is not known to be `ours`.
+        """
+        done = Done()
+        for path in self._paths:
+            for number, stored in enumerate(_heal(path), 1):
+                if stored is not None:
+                    done.add(stored)
+                elif not ours:
+                    raise RequestError(
+                        f"{path} is there already, and its line {number} is no record of a batch. "
+                        "Choose another name, or move the file away.",
+                        code="output_exists",
+                    )
+                self._lines += 1
+        if not self.answers.exists():
+            self._lines = 0
+            return Done()
+        self._resumed = self._lines > 0
+        return done
+
+    def create(self) -> None:
+        """Makes the file of answers, even if none should come: a missing one starts all over."""
+        if self.errors is not None and not self.answers.exists():
+            self.errors.unlink(missing_ok=True)
+        self._file(self.answers)
+
+    def append(self, ended: Iterable[Ended]) -> list[str | None]:
+        """Writes records; returns their error codes (None: an answer). They survive a kill."""
+        codes: list[str | None] = []
+        for item in ended:
+            value = record(item)
+            code = code_of(value)
+            path = self.errors if code is not None and self.errors else self.answers
+            self._file(path).write(encode_record(value))
+            codes.append(code)
+        self._lines += len(codes)
+        for file in self._open.values():
+            file.flush()
+        return codes
+
+    def sync(self) -> None:
+        """Makes what was written survive a power cut."""
+        for file in self._open.values():
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Syncs and closes the files."""
+        self.sync()
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def tidy(self, source: Source, total: int, *, in_order: bool) -> None:
+        """Leaves one record for each line, in the order of the input if so wanted.
+
+        To be called when all `total` lines have one. Answers whose lines are gone or changed are
+        moved to `<output>.replaced`: what was generated is never thrown away.
+        """
+        self.close()
+        paths = [path for path in self._paths if path.exists()]
+        if self._lines != total or (self._resumed and in_order and not _goes_along(paths, source)):
+            _rewrite(paths, source, in_order=in_order)
+
+    def _file(self, path: Path) -> BinaryIO:
+        if path not in self._open:
+            self._open[path] = path.open("ab")
+            sync_folder(path)
+        return self._open[path]
+
+
+class PipedOutputs(Outputs):
+    """The same for a pipe, which cannot be read back: nothing is resumed or put in order."""
+
+    def __init__(self, stream: BinaryIO, errors: Path | None) -> None:
+        super().__init__(Path("-"), errors)
+        self._open[self.answers] = stream
+
+    def recover(self, *, ours: bool) -> Done:
+        """Finds nothing."""
+        return Done()
+
+    def sync(self) -> None:
+        """Does nothing: append has flushed."""
+
+    def close(self) -> None:
+        """Closes the file of errors; the pipe is another's."""
+        stream = self._open.pop(self.answers)
+        super().close()
+        self._open[self.answers] = stream
+
+    def tidy(self, source: Source, total: int, *, in_order: bool) -> None:
+        """Does nothing."""
+
+
+class _Place(NamedTuple):
+    """Where a record lies."""
+
+    file: int
+    offset: int
+    is_answer: bool
+
+
+def _heal(path: Path) -> Iterator[Stored | None]:
+    """Yields what the whole lines of a file hold (None: no record) and cuts off a torn last one."""
+    if not path.exists():
+        return
+    end = 0
+    for offset, raw, stored in _scan(path):
+        if not raw.endswith(b"\n"):
+            break
+        end = offset + len(raw)
+        yield stored
+    os.truncate(path, end)
+
+
+def _scan(path: Path) -> Iterator[tuple[int, bytes, Stored | None]]:
+    """Yields the lines of a file with their offsets and what they hold (None: no record)."""
+    offset = 0
+    with path.open("rb") as file:
+        for raw in file:
+            try:
+                stored = read_stored(raw)
+            except ValueError:
+                stored = None
+            yield offset, raw, stored
+            offset += len(raw)
+
+
+def _goes_along(paths: Sequence[Path], source: Source) -> bool:
+    """Tells whether the records of the files, taken together, go along with the input."""
+    files = [
+        (stored.fingerprint if stored else None for _, _, stored in _scan(path)) for path in paths
+    ]
+    heads = [next(file, None) for file in files]
+    for line in source:
+        if line.fingerprint not in heads:
+            return False
+        index = heads.index(line.fingerprint)
+        heads[index] = next(files[index], None)
+    return True
+
+
+def _rewrite(paths: Sequence[Path], source: Source, *, in_order: bool) -> None:
+    """Replaces the files by ones that hold only what counts. At every moment one set is whole."""
+    places = _find_places(paths, source)
+    wanted = (places[line.fingerprint] for line in source) if in_order else sorted(places.values())
+    fresh = [path.with_name(f"{path.name}.tmp") for path in paths]
+    with ExitStack() as stack:
+        old = [stack.enter_context(path.open("rb")) for path in paths]
+        new = [stack.enter_context(path.open("wb")) for path in fresh]
+        for place in wanted:
+            old[place.file].seek(place.offset)
+            new[place.file].write(old[place.file].readline())
+        for file in new:
+            file.flush()
+            os.fsync(file.fileno())
+    for temporary, path in zip(fresh, paths, strict=True):
+        temporary.replace(path)
+        sync_folder(path)
+
+
+def _find_places(paths: Sequence[Path], source: Source) -> dict[bytes, _Place]:
+    """Finds the one record that counts for each line; keeps the answers that nobody asks for now.
+
+    An answer counts before an error, a later record before an earlier.
+    """
+    current = {line.fingerprint for line in source}
+    places: dict[bytes, _Place] = {}
+    with ExitStack() as stack:
+        replaced: BinaryIO | None = None
+        for index, path in enumerate(paths):
+            for offset, raw, stored in _scan(path):
+                if stored is None:
+                    continue
+                is_answer = stored.code is None
+                if stored.fingerprint in current:
+                    known = places.get(stored.fingerprint)
+                    if is_answer or known is None or not known.is_answer:
+                        places[stored.fingerprint] = _Place(index, offset, is_answer)
+                elif is_answer:
+                    if replaced is None:
+                        kept = paths[0].with_name(f"{paths[0].name}.replaced")
+                        replaced = stack.enter_context(kept.open("ab"))
+                    replaced.write(raw)
+        if replaced is not None:
+            replaced.flush()
+            os.fsync(replaced.fileno())
+    return places

@@ -1,0 +1,225 @@
+"""Puts lines into the queue and takes their endings out, with a bounded number on the way.
+
+`Flight.run` reads lines only as fast as jobs end, so that neither this process nor Redis ever holds
+more than a window of them, however long the input is.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.batch_lines import Line, refusal
+from mlx_rq.jobs.batch_records import Ended
+from mlx_rq.jobs.connection import connect, reachable
+from mlx_rq.jobs.errors import JobFailed, JobNotFound, RedisUnavailable, error_object
+from mlx_rq.jobs.handle import STATUSES, Job
+from mlx_rq.jobs.options import JobOptions
+from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION, submit_many
+from redis.exceptions import RedisError
+from rq.job import Job as RQJob
+from rq.results import Result
+from rq.utils import as_text
+
+DEFAULT_WINDOW = 2000
+"""Jobs on the way: enough for a few workers to plan with, little for Redis to hold."""
+
+FORGET_SECONDS = 3600
+"""How long Redis keeps a job whose answer is safely written elsewhere."""
+
+_TURN_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+_RETRY_SECONDS = 2.0
+
+KeyOf = Callable[[Line], str]
+
+
+class Flight:
+    """Lines on their way through the queue.
+
+    `key_of` gives a line its idempotency key: a line that was submitted before under its key is
+    found again, not submitted twice. `note` says what everything waits for, if anything.
+    """
+
+    def __init__(
+        self,
+        options: JobOptions,
+        *,
+        redis_url: str | None = None,
+        window: int = DEFAULT_WINDOW,
+        ordered: bool = True,
+        key_of: KeyOf | None = None,
+    ) -> None:
+        self._options = options
+        self._redis_url = redis_url
+        self._connection = connect(redis_url)
+        self._window = window
+        self._ordered = ordered
+        self._key_of = key_of
+        self._number = 0  # of the next line that is read
+        self._next = 0  # the number of the line that is given out next, where order matters
+        self._unsent: list[tuple[int, Line]] = []
+        self._running: dict[str, tuple[int, Line]] = {}
+        self._held: dict[int, Ended] = {}
+        self._position: Any = None
+        self._look_at = 0.0
+        self.note: str | None = None
+
+    @property
+    def running(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._running)
+
+    @property
+    def held(self) -> int:
+        """Lines that have ended and wait for those before them."""
+        return len(self._held)
+
+    def run(self, lines: Iterable[Line]) -> Iterator[list[Ended]]:
+        """Yields what has ended since, at least once a second, even where that is nothing.
+
+        A Redis that goes away is waited for. Raises RedisUnavailable where there was none from the
+        start.
+        """
+        with reachable(self._connection):
+            newest = self._connection.xrevrange(keys.COMPLETIONS, count=1)
+        self._position = newest[0][0] if newest else "0-0"
+        lines = iter(lines)
+        more = True
+        while more or self._unsent or self._running or self._held:
+            try:
+                with reachable(self._connection):
+                    more = self._fill(lines, more)
+                    self._collect()
+            except (RedisUnavailable, RedisError) as error:
+                self.note = f"{error} Trying again."
+                time.sleep(_RETRY_SECONDS)
+            yield self._take_ready()
+
+    def forget(self, ended: Iterable[Ended]) -> None:
+        """Lets Redis drop answers soon, because they lie safely elsewhere. Errors stay."""
+        done = [item for item in ended if item.job_id is not None and item.error is None]
+        # Without Redis they go at their own time to live.
+        with suppress(RedisError), self._connection.pipeline(transaction=False) as pipe:
+            for item in done:
+                job_id = str(item.job_id)
+                names = [keys.result(job_id), RQJob.key_for(job_id), Result.get_key(job_id)]
+                if self._key_of is not None:
+                    names.append(keys.idempotency(self._key_of(item.line)))
+                for name in names:
+                    pipe.expire(name, FORGET_SECONDS)
+            pipe.execute()
+
+    def cancel(self) -> None:
+        """Ends the jobs that are on their way, because nobody will read their answers."""
+        for job_id in list(self._running):
+            with suppress(RedisUnavailable, RedisError, JobNotFound):
+                Job(job_id, self._redis_url).cancel()
+
+    def _fill(self, lines: Iterator[Line], more: bool) -> bool:
+        """Reads and sends lines where a fair part of the window is free; says if there are more."""
+        free = self._window - len(self._unsent) - len(self._running) - len(self._held)
+        if more and (free >= self._window // 8 or not self._running):
+            chunk = list(islice(lines, free))
+            more = len(chunk) == free
+            for line in chunk:
+                if error := refusal(line):
+                    self._held[self._number] = Ended(line, {"error": error.error})
+                else:
+                    self._unsent.append((self._number, line))
+                self._number += 1
+        while self._unsent:
+            self._send(self._unsent[:JOBS_PER_TRANSACTION])
+        return more
+
+    def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
+        lines = [line for _, line in chunk]
+        jobs = submit_many(
+            [line.body for line in lines],
+            idempotency_keys=None if self._key_of is None else [*map(self._key_of, lines)],
+            redis_url=self._redis_url,
+            **asdict(self._options),
+        )
+        del self._unsent[: len(chunk)]
+        for job, (number, line) in zip(jobs, chunk, strict=True):
+            # The body lies in Redis now; only one copy of it need be held.
+            self._running[job.id] = number, replace(line, body={})
+        # Those that were found again may have ended before anybody listened.
+        self._take_results([job.id for job in jobs])
+
+    def _collect(self) -> None:
+        """Waits up to a second for jobs to end, unless some have, and takes their results."""
+        ready = self._next in self._held if self._ordered else bool(self._held)
+        block = None if ready else int(1000 * _TURN_SECONDS)
+        streams: Any = self._connection.xread(
+            {keys.COMPLETIONS: self._position}, count=1000, block=block
+        )
+        for _, entries in streams:
+            self._position = entries[-1][0]
+            self._take_results([fields[b"job"].decode() for _, fields in entries])
+        if time.monotonic() >= self._look_at:
+            self._look_again()
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+
+    def _take_results(self, job_ids: Iterable[str]) -> None:
+        """Ends those of the jobs that are ours, have not ended yet, and have a result."""
+        ours = [job_id for job_id in job_ids if job_id in self._running]
+        texts = self._connection.mget([keys.result(job_id) for job_id in ours]) if ours else []
+        for job_id, text in zip(ours, texts, strict=True):
+            if text is not None:
+                self._end(job_id, json.loads(text))
+
+    def _look_again(self) -> None:
+        """Looks for ends that nobody told (the stream was trimmed, RQ ended a job, it is lost)."""
+        job_ids = list(self._running)
+        for start in range(0, len(job_ids), JOBS_PER_TRANSACTION):
+            self._take_results(job_ids[start : start + JOBS_PER_TRANSACTION])
+        job_ids = list(self._running)
+        with self._connection.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hget(RQJob.key_for(job_id), "status")
+            statuses = pipe.execute()
+        for job_id, status in zip(job_ids, statuses, strict=True):
+            on_its_way = ("queued", "in_progress")
+            if status is None or STATUSES.get(as_text(status), "queued") not in on_its_way:
+                self._end(job_id, _result_of(Job(job_id, self._redis_url)))
+        oldest = next(iter(self._running), None)
+        self.note = None if oldest is None else _note_of(Job(oldest, self._redis_url))
+
+    def _end(self, job_id: str, result: Any) -> None:
+        number, line = self._running.pop(job_id)
+        self._held[number] = Ended(line, result, job_id)
+
+    def _take_ready(self) -> list[Ended]:
+        if not self._ordered:
+            ready = list(self._held.values())
+            self._held.clear()
+            return ready
+        ready = []
+        while (ended := self._held.pop(self._next, None)) is not None:
+            ready.append(ended)
+            self._next += 1
+        return ready
+
+
+def _result_of(job: Job) -> Any:
+    """Reads the result of a job that left no result key, or is gone altogether."""
+    try:
+        return job.result(timeout=0)
+    except JobFailed as failure:
+        return {"error": failure.error}
+    except JobNotFound:
+        message = "The job vanished from Redis (it was flushed, or ran out of memory)."
+        return {"error": error_object(message, code="job_lost", type="server_error")}
+
+
+def _note_of(job: Job) -> str | None:
+    try:
+        note: str | None = job.info()["note"]
+    except JobNotFound:
+        return None
+    return note

@@ -1,0 +1,116 @@
+"""Caps on JSON schemas, cheap enough for the door.
+
+They keep out what would take the worker's constraint engine seconds or hundreds of megabytes: its
+own limits do not reach large `multipleOf` (whose automaton has that many states), and an object's
+optional properties cost the square of their number at every token. All else is left to the engine,
+which says at the worker what it cannot do.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+MAX_SCHEMA_BYTES = 256 * 1024
+MAX_NESTING = 120
+"""Levels of JSON, about two for each level of objects. The engine's own reader ends at 128."""
+MAX_ENUM_VALUES = 10_000
+MAX_PROPERTIES = 5_000
+MAX_OPTIONAL_PROPERTIES = 1_000
+MAX_MULTIPLE = 10_000
+
+Schema = Mapping[str, Any]
+
+_SCHEMA_KEYWORDS = (
+    *("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
+_LIST_KEYWORDS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_NAMED_KEYWORDS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yields a schema and every schema within it, outer before inner; values are not looked into.
+
+    The caller may change what was yielded before it asks for the next.
+    """
+    todo = [schema]
+    while todo:
+        node = todo.pop()
+        if not isinstance(node, dict):
+            continue
+        yield node
+        todo += (node[key] for key in _SCHEMA_KEYWORDS if key in node)
+        for key in _LIST_KEYWORDS:
+            if isinstance(node.get(key), list):
+                todo += node[key]
+        for key in _NAMED_KEYWORDS:
+            if isinstance(node.get(key), dict):
+                todo += node[key].values()
+
+
+def over_caps(schema: Any) -> str | None:
+    """Says which cap a schema exceeds, as the end of an error message; None where it keeps all."""
+    if _nesting(schema) > MAX_NESTING:
+        return f"it is nested more than {MAX_NESTING} levels deep."
+    size = len(json.dumps(schema, ensure_ascii=False).encode())
+    if size > MAX_SCHEMA_BYTES:
+        return f"it has {size:,} bytes; the limit is {MAX_SCHEMA_BYTES:,}."
+    enums = properties = 0
+    multiples: set[int] = set()
+    for node in subschemas(schema):
+        named = node.get("properties")
+        if isinstance(named, dict):
+            properties += len(named)
+            required = node.get("required")
+            optional = len(named) - (len(required) if isinstance(required, list) else 0)
+            if optional > MAX_OPTIONAL_PROPERTIES:
+                return (
+                    f"an object has {optional:,} optional properties; "
+                    f"the limit is {MAX_OPTIONAL_PROPERTIES:,}."
+                )
+        enums += len(node["enum"]) if isinstance(node.get("enum"), list) else 0
+        multiples.add(_states(node.get("multipleOf")))
+    if enums > MAX_ENUM_VALUES:
+        return f"it has {enums:,} enum values; the limit is {MAX_ENUM_VALUES:,}."
+    if properties > MAX_PROPERTIES:
+        return f"it has {properties:,} properties; the limit is {MAX_PROPERTIES:,}."
+    # Where schemas are merged, a number must be a multiple of the least common multiple.
+    together = math.lcm(*multiples) if _merges(schema) else max(multiples)
+    if together > MAX_MULTIPLE:
+        return f"'multipleOf' comes to {together:,}; the limit is {MAX_MULTIPLE:,}."
+    return None
+
+
+def _nesting(value: Any) -> int:
+    """Measures how deep JSON is nested, level by level: recursion could overflow on hostile input.
+
+    Deeper than the cap is not looked.
+    """
+    level, depth = [value], 0
+    while level and depth <= MAX_NESTING:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return depth
+
+
+def _states(multiple: Any) -> int:
+    """Counts the states of the automaton for a `multipleOf`: its digits, read as an integer."""
+    if not isinstance(multiple, (int, float)) or isinstance(multiple, bool) or multiple <= 0:
+        return 1
+    if not math.isfinite(multiple):
+        return MAX_MULTIPLE + 1
+    number = Decimal(str(multiple))
+    exponent = number.normalize().as_tuple().exponent
+    scaled = number.scaleb(-min(0, exponent)) if isinstance(exponent, int) else number
+    return max(1, int(scaled)) if scaled.adjusted() < 30 else MAX_MULTIPLE + 1
+
+
+def _merges(schema: Any) -> bool:
+    return any("allOf" in node or "$ref" in node for node in subschemas(schema))

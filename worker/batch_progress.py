@@ -1,0 +1,128 @@
+"""Shows how a batch gets on: bars on a terminal, a line now and then elsewhere, or nothing."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import click
+from mlx_rq.jobs.batch import Batch, Tally
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+LINE_SECONDS = 10.0
+"""How often a line is printed where there is no terminal."""
+
+
+class Watch(Protocol):
+    """Called at least once a second while a batch runs."""
+
+    def __call__(self, batch: Batch) -> None: ...
+
+
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Watch]:
+    """Shows progress on standard error while the block runs."""
+    if quiet:
+        yield lambda batch: None
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as progress:
+        yield _Bar(progress)
+
+
+class Measure:
+    """Speeds and shares of this run, measured from its first look at the tally."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def words(self, tally: Tally, ended: int) -> list[str]:
+        """Tells what a person waits for: speed, reuse, time left, errors. `ended`: all lines."""
+        words = []
+        seconds = time.monotonic() - self._started
+        if tally.answers and seconds > 0:
+            words.append(f"{tally.completion_tokens / seconds:,.0f} tokens/s")
+            if tally.prompt_tokens:
+                words.append(f"{tally.cached_tokens / tally.prompt_tokens:.0%} of prompts reused")
+        if fresh := ended - tally.resumed:
+            words.append(f"{duration(seconds / fresh * (tally.total - ended))} left")
+        if errors := tally.errors.total():
+            words.append(f"{errors:,} error{'' if errors == 1 else 's'}")
+        return words
+
+
+class _Bar:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+        self._measure = Measure()
+        self._notes = _Notes()
+
+    def __call__(self, batch: Batch) -> None:
+        if note := self._notes.news(batch):
+            self._progress.console.print(f"note: {note}", highlight=False, markup=False)
+        ended = batch.tally.done + batch.flight.held
+        words = " · ".join(self._measure.words(batch.tally, ended))
+        self._progress.update(
+            self._task, total=batch.tally.total, completed=ended, description=words
+        )
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._measure = Measure()
+        self._notes = _Notes()
+        self._next = time.monotonic() + LINE_SECONDS
+
+    def __call__(self, batch: Batch) -> None:
+        if note := self._notes.news(batch):
+            click.echo(f"note: {note}", err=True)
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LINE_SECONDS
+        ended = batch.tally.done + batch.flight.held
+        words = [f"{ended:,} of {batch.tally.total:,}", *self._measure.words(batch.tally, ended)]
+        click.echo(", ".join(words), err=True)
+
+
+class _Notes:
+    """Gives every note once, until it changes."""
+
+    def __init__(self) -> None:
+        self._said: str | None = None
+        self._greeted = False
+
+    def news(self, batch: Batch) -> str | None:
+        """The note that has not been given yet, if there is one."""
+        if not self._greeted:
+            self._greeted = True
+            return _resumption(batch.tally)
+        note, said = batch.flight.note, self._said
+        self._said = note
+        return note if note != said else None
+
+
+def _resumption(tally: Tally) -> str | None:
+    """Says what of the input was done before, and what of the output is out of date."""
+    words = []
+    if tally.resumed:
+        words.append(f"going on: {tally.resumed:,} of {tally.total:,} were done before")
+    if tally.outdated:
+        words.append(
+            f"{tally.outdated:,} answers belong to lines that are gone or have changed; "
+            "they are kept aside at the end"
+        )
+    return "; ".join(words) or None
+
+
+def duration(seconds: float) -> str:
+    """Writes a time as a person says it: 40 s, 12 min, 3 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

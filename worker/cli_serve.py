@@ -1,0 +1,101 @@
+"""The command `serve`: the HTTP door. It needs Redis and the extra `http`, not MLX."""
+
+from pathlib import Path
+
+import click
+from mlx_rq.worker.cli import needs_extra, option, redis_option
+from mlx_rq.worker.embedded import default_data_dir
+
+DEFAULT_HTTP_PORT = 8000
+
+
+@click.command()
+@option("--host", default="127.0.0.1", help="The address to listen on.")
+@option("--http-port", type=click.IntRange(0, 65535), default=DEFAULT_HTTP_PORT)
+@option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="A file with one key a line; needed to listen on more than loopback.",
+)
+@option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Where uploaded files and the outputs of batches last.",
+    show_default="the system's place for user data",
+)
+@option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A web origin whose pages may use the door, as https://app.example.org.",
+)
+@option(
+    "--requests-per-minute",
+    type=click.IntRange(1),
+    default=None,
+    help="How often each key may ask.",
+    show_default="no limit",
+)
+@option(
+    "--max-queued", type=click.IntRange(1), default=20_000, help="Jobs that may wait for a model."
+)
+@option(
+    "--queue-unserved",
+    is_flag=True,
+    help="Take background jobs also for models that no live worker serves yet.",
+)
+@option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
+@option("--webhooks", is_flag=True, help="Call the webhooks that jobs name.")
+@option(
+    "--webhook-secret",
+    default="",
+    metavar="TEXT",
+    show_default=False,
+    help="Signs webhooks; better given as MLX_RQ_WEBHOOK_SECRET.",
+)
+@option("--private-webhooks", is_flag=True, help="Call webhooks also at private addresses.")
+@redis_option
+@click.pass_context
+def serve(
+    context: click.Context,
+    host: str,
+    http_port: int,
+    api_key_file: Path | None,
+    data_dir: Path | None,
+    allow_origin: tuple[str, ...],
+    requests_per_minute: int | None,
+    max_queued: int,
+    queue_unserved: bool,
+    keep_on_disconnect: bool,
+    webhooks: bool,
+    webhook_secret: str,
+    private_webhooks: bool,
+    redis_url: str | None,
+) -> None:
+    """Run the HTTP door: OpenAI's clients, or curl, put jobs into the queue and read results."""
+    with needs_extra("http"):
+        from mlx_rq.api_stub.server import make_server
+        from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
+    settings = Settings(
+        data_dir=data_dir or default_data_dir(),
+        redis_url=redis_url,
+        keys=read_keys(api_key_file) if api_key_file else ApiKeys(),
+        allowed_origins=allow_origin,
+        requests_per_minute=requests_per_minute,
+        max_queued=max_queued,
+        queue_unserved=queue_unserved,
+        keep_on_disconnect=keep_on_disconnect,
+        webhooks=webhooks,
+        webhook_secret=webhook_secret,
+        private_webhooks=private_webhooks,
+    )
+    log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
+    server = make_server(settings, host, http_port, log_level)
+    server.run()
+    if not server.started:
+        raise click.ClickException(f"the door did not open on {host}:{http_port}")
+
+
+COMMANDS = (serve,)
