@@ -38,9 +38,14 @@ class Dialect:
 
     @property
     def end_marks(self) -> list[int]:
-        """The special tokens that end the reasoning, or a tool call."""
-        marks = (self.think_end, self.call_end)
+        """The special tokens that end the reasoning, an argument of a call, a call."""
+        marks = (self.think_end, self.end_text.strip(), self.call_end)
         return [self.specials[mark] for mark in marks if mark in self.specials]
+
+    @property
+    def end_text(self) -> str:
+        """How an argument ends, where it does not end as JSON does."""
+        return self.format.argument_end if self.format else ""
 
 
 def dialect_of(tokenizer: TokenizerWrapper) -> Dialect:

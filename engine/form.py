@@ -19,7 +19,7 @@ from mlx_rq.engine.parse import (
     split_calls,
     split_reasoning,
 )
-from mlx_rq.jobs.errors import ErrorObject, error_object
+from mlx_rq.jobs.errors import ErrorObject, RequestError, error_object
 from mlx_rq.jobs.requests import ChatRequest, Request
 
 
@@ -51,7 +51,7 @@ class Forms:
         self._tokenizer = model.tokenizer
         self._close_json = close_json
         self.dialect = dialect_of(model.tokenizer)
-        guidance = Guidance(model, self.dialect.end_marks)
+        guidance = Guidance(model, self.dialect.end_marks, self.dialect.end_text)
         self._compilers = Compilers(guidance.compile)
 
     def wait(self, seconds: float = 0.005) -> None:
@@ -125,6 +125,8 @@ class Form:
         try:
             return self.compilation.result()
         except GrammarFault as fault:
+            if not self.grammar.parts:
+                raise RequestError(f"Invalid request: {fault}", code=None) from None
             raise self.grammar.parts[fault.part].error(str(fault)) from None
 
     def read(

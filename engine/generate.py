@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
 
 from mlx_rq.engine.answer import answer
 from mlx_rq.engine.batch import RowGenerator
@@ -95,9 +97,10 @@ class MLXEngine:
     def model_id(self) -> str:
         return self._model.model_id
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        return self._model.fingerprint
+        model, versions = self._model, (f"{p}-{version(p)}" for p in ("mlx-rq", "mlx", "mlx-lm"))
+        return f"{model.model_id}_{model.fingerprint}_{'_'.join(versions)}"
 
     @property
     def capacity(self) -> int:
@@ -126,6 +129,12 @@ class MLXEngine:
             trunk_bytes=trunks.nbytes,
             trunks_evicted=trunks.evicted,
         )
+
+    def kv_in_use(self) -> tuple[int, int]:
+        """Bytes of KV held now, and the least that would do: each token of trunks and rows once."""
+        rows = sum(len(row.tokens) - row.depth for row in self._running.values())
+        least = self._kv_cost.bytes(1, rows + self._trunks.distinct_tokens)
+        return self._trunks.nbytes + self._generator.prompt_cache_nbytes, least
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Takes tasks in; returns the outcomes of those that can never be generated."""
@@ -266,6 +275,7 @@ class MLXEngine:
             computed_for_first = trunk.computed if trunk.uses == 0 else 0
             self._trunks.use(trunk, len(rows))
             for row in rows:
+                row.depth = depth
                 row.cached_tokens = min(depth, len(row.prompt))
             rows[0].cached_tokens = max(0, rows[0].cached_tokens - computed_for_first)
         uids = self._generator.insert_rows(

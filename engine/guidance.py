@@ -14,6 +14,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 from mlx_rq.engine.check import Check, SchemaFault
+from mlx_rq.engine.closing import Closer
 from mlx_rq.engine.constrain import Constraint, GrammarFault, Masks
 from mlx_rq.engine.grammar import Grammar
 from mlx_rq.engine.models import LoadedModel
@@ -23,13 +24,9 @@ _LIMITS = LLParserLimits(
     max_lexer_states=50_000,  # at 1-2 kB each
     verbose_errors=False,
 )
-_CLOSERS = ("}", "]", '"', "0", "1", "null", "true", ",", ":", "[", "{", "-", "T", "Z")
-"""Tokens that bring JSON to its end, the most wanted first. White space is not among them."""
-
 _QUOTED = re.compile(r"\d+ \|")
 """How a line of the grammar looks that the engine quotes in a message."""
 
-_LONGEST_END = 2_000
 _CLOSE_MARGIN = 24
 """Tokens to spare when a text is steered to its end: one choice can add that many to the rest."""
 
@@ -37,18 +34,20 @@ _CLOSE_MARGIN = 24
 class Guidance:
     """Compiles grammars for one model. Safe to use from several threads."""
 
-    def __init__(self, model: LoadedModel, end_marks: Sequence[int] = ()) -> None:
-        """`end_marks` are the tokens that end a part of an answer: reasoning, a tool call."""
+    def __init__(
+        self, model: LoadedModel, end_marks: Sequence[int] = (), end_text: str = ""
+    ) -> None:
+        """`end_marks` and `end_text` as Closer has them."""
         self._model = model
-        self._end_marks = end_marks
+        self._ends = end_marks, end_text
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._executor = LLExecutor()
-        self._closers: list[int] = []
+        self._closer: Closer | None = None
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
         """Compiles a grammar and what validates its parts; raises GrammarFault."""
-        tokenizer = self._ready()
+        tokenizer, closer = self._ready()
         checks = []
         for index, part in enumerate(grammar.parts):
             try:
@@ -61,15 +60,15 @@ class Guidance:
             raise self._blame(tokenizer, grammar, error) from None
         if matcher is None:
             warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
-            return CompiledGrammar(self, None, checks, warnings, 0)
-        end = self.shortest_end(matcher)
+            return CompiledGrammar(self, closer, None, checks, warnings, 0)
+        end = closer.shortest_end(matcher)
         least = None if end is None else len(end)
-        return CompiledGrammar(self, matcher, checks, _warnings(matcher), least)
+        return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), least)
 
-    def _ready(self) -> LLTokenizer:
+    def _ready(self) -> tuple[LLTokenizer, Closer]:
         """Sets the tokenizer up the first time; that takes about a second."""
         with self._lock:
-            if self._tokenizer is None:
+            if self._tokenizer is None or self._closer is None:
                 wrapped = self._model.tokenizer
                 try:
                     self._tokenizer = from_tokenizer(
@@ -80,12 +79,8 @@ class Guidance:
                 except ValueError as error:
                     message = f"this model's tokenizer cannot be constrained: {error}."
                     raise GrammarFault(0, message) from None
-                self._closers = self._closing_tokens(self._tokenizer)
-            return self._tokenizer
-
-    def _closing_tokens(self, tokenizer: LLTokenizer) -> list[int]:
-        plain = (tokenizer.greedy_tokenize(text) for text in _CLOSERS)
-        return [*self._end_marks, *(tokens[0] for tokens in plain if len(tokens) == 1)]
+                self._closer = Closer(self._tokenizer, *self._ends)
+            return self._tokenizer, self._closer
 
     @staticmethod
     def _blame(tokenizer: LLTokenizer, grammar: Grammar, error: ValueError) -> GrammarFault:
@@ -96,30 +91,6 @@ class Guidance:
             except ValueError as fault:
                 return GrammarFault(index, str(fault))
         return GrammarFault(0, str(error))
-
-    def shortest_end(self, matcher: LLMatcher) -> list[int] | None:
-        """Finds a short way to a place where the text may end, the end token not counted.
-
-        Greedy, so it need not be the shortest; None where it is longer than some thousand tokens.
-        """
-        matcher = matcher.deep_copy()
-        tokens: list[int] = []
-        while not matcher.is_accepting():
-            if matcher.is_error() or len(tokens) > _LONGEST_END:
-                return None
-            step = matcher.compute_ff_tokens() or [self._closer(matcher)]
-            if not matcher.consume_tokens(step):
-                return None
-            tokens += step
-        return tokens
-
-    def _closer(self, matcher: LLMatcher) -> int:
-        words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-        for token in self._closers:
-            if words[token >> 5] >> (token & 31) & 1:
-                return token
-        word = int(words.nonzero()[0][0]) if words.any() else 0
-        return word * 32 + (int(words[word]) & -int(words[word])).bit_length() - 1
 
     def fill(self, rows: list[tuple[LLMatcher, int]], masks: Masks) -> None:
         """Fills the masks of many matchers at once, on all cores and without the GIL."""
@@ -161,12 +132,14 @@ class CompiledGrammar:
     def __init__(
         self,
         guidance: Guidance,
+        closer: Closer,
         matcher: LLMatcher | None,
         checks: Sequence[Check | None],
         warnings: Sequence[str],
         least: int | None,
     ) -> None:
         self._guidance = guidance
+        self._closer = closer
         self._matcher = matcher
         self.checks = checks
         self.warnings = warnings
@@ -176,22 +149,29 @@ class CompiledGrammar:
         if self._matcher is None:
             return None
         # What may end at once is no structure: free text, from which calls may follow.
-        close = close and self.least != 0
-        close_within = (self.least or 0) + 3 * _CLOSE_MARGIN if close else 0
-        return GuidanceConstraint(self._guidance, self._matcher.deep_copy(), budget, close_within)
+        closer = self._closer if close and self.least != 0 else None
+        close_from = budget - (self.least or 0) - 3 * _CLOSE_MARGIN
+        matcher = self._matcher.deep_copy()
+        return GuidanceConstraint(self._guidance, matcher, budget, closer, close_from)
 
 
 class GuidanceConstraint:
     """One row's place in its grammar, and the tokens that are decided already."""
 
     def __init__(
-        self, guidance: Guidance, matcher: LLMatcher, budget: int, close_within: int
+        self,
+        guidance: Guidance,
+        matcher: LLMatcher,
+        budget: int,
+        closer: Closer | None,
+        close_from: int,
     ) -> None:
         self._guidance = guidance
         self._matcher = matcher
         self._budget = budget
         self.taken = 0
-        self._close_within = close_within
+        self._closer = closer
+        self._close_from = close_from
         self._decided: deque[int] = deque()
         self._closing = False
 
@@ -224,12 +204,12 @@ class GuidanceConstraint:
         self.taken += 1
         if self._decided:
             self._decided.popleft()
-        elif self._budget - self.taken <= self._close_within and not self._closing and not self.done:
-            self._steer_to_end()
+        elif self._closer and self.taken >= self._close_from and not self.done:
+            self._steer_to_end(self._closer)
 
-    def _steer_to_end(self) -> None:
+    def _steer_to_end(self, closer: Closer) -> None:
         """Decides all that is left once the way to the end takes about what the budget allows."""
-        end = self._guidance.shortest_end(self._matcher)
+        end = closer.shortest_end(self._matcher)
         left = self._budget - self.taken
         if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
             self._closing = True

@@ -31,6 +31,8 @@ class Row:
     form: Form
     duplicate_key: Hashable | None
     cached_tokens: int = 0
+    depth: int = 0
+    """Tokens of the trunk that it stands on."""
     finish_reason: str | None = None
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""

@@ -91,6 +91,11 @@ class SoloGenerator:
         self._rows = deque(row for row in self._rows if row.uid not in uids)
 
     @property
+    def prompt_cache_nbytes(self) -> int:
+        """Bytes of KV that the rows hold."""
+        return sum(cache.nbytes for row in self._rows for cache in row.caches)
+
+    @property
     def prefilling(self) -> int:
         """Rows whose first token is not decided yet."""
         return sum(len(row.prompt) > 1 for row in self._rows)

@@ -42,6 +42,11 @@ class Format:
     sections: bool = True
     between: str = "\n"
 
+    @property
+    def argument_end(self) -> str:
+        """What follows an argument that is raw text; empty where all arguments are JSON."""
+        return self.write.parameter_end if isinstance(self.write, _Xml) else ""
+
 
 def call_of(function: Function, schema: Schema) -> Call:
     return Call(function.name, schema, not function.strict)

@@ -79,6 +79,11 @@ class Trunks:
     def nbytes(self) -> int:
         return sum(trunk.nbytes for trunk in self._held.values())
 
+    @property
+    def distinct_tokens(self) -> int:
+        """Tokens held, those counted once that a longer trunk has from a shorter one."""
+        return sum(trunk.computed for trunk in self._held.values())
+
     def deepest(self, prompt: Key, at_most: int) -> Trunk | None:
         """Finds the longest held trunk of at most `at_most` tokens that a prompt begins with."""
         fitting = (

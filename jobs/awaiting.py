@@ -38,7 +38,8 @@ class _Reader:
         self._redis_url = redis_url
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._client: Redis | None = None  # there is one while somebody follows the stream
-        self._looking = asyncio.Lock()  # a crowd that comes at once shares one connection
+        self._new: list[str] = []  # jobs that somebody waits for since the last look
+        self._look: asyncio.Task[None] | None = None
 
     async def wait(self, job_id: str) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -46,12 +47,12 @@ class _Reader:
         if self._client is None:
             self._client = Redis.from_url(self._redis_url, socket_timeout=SOCKET_TIMEOUT)
             self._task = asyncio.create_task(self._follow(self._client))
-        client = self._client
+        # The end may have come before anybody followed the stream. A task of its own looks for all
+        # who come at once, also because redis-py can swallow the cancellation of who reads.
+        self._new.append(job_id)
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._look_at_new(self._client))
         try:
-            async with self._looking:
-                # The end may have come before anybody followed the stream.
-                if not future.done():
-                    await self._wake_ended(client, [job_id])
             await future
         finally:
             waiters = self._waiters[job_id]
@@ -79,13 +80,18 @@ class _Reader:
                     await self._wake_ended(client, list(self._waiters))
                     looked = time.monotonic()
         except Exception as error:
-            for futures in self._waiters.values():
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(error)
+            self._fail(list(self._waiters), error)
         finally:
             self._client = None  # before the await: who comes now starts a reader of its own
             await client.aclose()
+
+    async def _look_at_new(self, client: Redis) -> None:
+        while self._new:
+            job_ids, self._new = self._new, []
+            try:
+                await self._wake_ended(client, job_ids)
+            except Exception as error:
+                self._fail(job_ids, error)
 
     async def _wake_ended(self, client: Redis, job_ids: list[str]) -> None:
         async with client.pipeline(transaction=False) as pipe:
@@ -100,3 +106,9 @@ class _Reader:
         for future in self._waiters.get(job_id, ()):
             if not future.done():
                 future.set_result(None)
+
+    def _fail(self, job_ids: list[str], error: Exception) -> None:
+        for job_id in job_ids:
+            for future in self._waiters.get(job_id, ()):
+                if not future.done():
+                    future.set_exception(error)

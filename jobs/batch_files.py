@@ -5,13 +5,13 @@ line that changed, is appended. `tidy` then leaves exactly one record for each l
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from mlx_rq.jobs.batch_lines import Source
+from mlx_rq.jobs.batch_lines import Source, input_changed
 from mlx_rq.jobs.batch_records import Ended, Stored, code_of, encode_record, read_stored, record
 from mlx_rq.jobs.batch_state import sync_folder
 from mlx_rq.jobs.errors import RequestError
@@ -197,48 +197,60 @@ def _goes_along(paths: Sequence[Path], source: Source) -> bool:
 
 
 def _rewrite(paths: Sequence[Path], source: Source, *, in_order: bool) -> None:
-    """Replaces the files by ones that hold only what counts. At every moment one set is whole."""
-    places = _find_places(paths, source)
-    wanted = (places[line.fingerprint] for line in source) if in_order else sorted(places.values())
+    """Replaces the files by ones that hold only what counts. At every moment one set is whole.
+
+    Raises RequestError, leaving all as it is, where some line has no record.
+    """
+    current = {line.fingerprint for line in source}
+    places, outdated = _find_places(paths, current)
+    if len(places) < len(current):
+        raise input_changed(source)
+    order = (places[line.fingerprint] for line in source) if in_order else sorted(places.values())
     fresh = [path.with_name(f"{path.name}.tmp") for path in paths]
     with ExitStack() as stack:
         old = [stack.enter_context(path.open("rb")) for path in paths]
         new = [stack.enter_context(path.open("wb")) for path in fresh]
-        for place in wanted:
-            old[place.file].seek(place.offset)
-            new[place.file].write(old[place.file].readline())
+        for place in order:
+            new[place.file].write(_read(old, place))
+        if outdated:
+            kept = paths[0].with_name(f"{paths[0].name}.replaced")
+            new.append(stack.enter_context(kept.open("ab")))
+            new[-1].writelines(_read(old, place) for place in outdated)
         for file in new:
             file.flush()
             os.fsync(file.fileno())
     for temporary, path in zip(fresh, paths, strict=True):
         temporary.replace(path)
-        sync_folder(path)
+    for errors in paths[1:]:
+        if not errors.stat().st_size:
+            errors.unlink()
+    sync_folder(paths[0])
 
 
-def _find_places(paths: Sequence[Path], source: Source) -> dict[bytes, _Place]:
-    """Finds the one record that counts for each line; keeps the answers that nobody asks for now.
+def _read(files: Sequence[BinaryIO], place: _Place) -> bytes:
+    file = files[place.file]
+    file.seek(place.offset)
+    return file.readline()
+
+
+def _find_places(
+    paths: Sequence[Path], current: Set[bytes]
+) -> tuple[dict[bytes, _Place], list[_Place]]:
+    """Finds the one record that counts for each line, and the answers that no line asks for.
 
     An answer counts before an error, a later record before an earlier.
     """
-    current = {line.fingerprint for line in source}
     places: dict[bytes, _Place] = {}
-    with ExitStack() as stack:
-        replaced: BinaryIO | None = None
-        for index, path in enumerate(paths):
-            for offset, raw, stored in _scan(path):
-                if stored is None:
-                    continue
-                is_answer = stored.code is None
-                if stored.fingerprint in current:
-                    known = places.get(stored.fingerprint)
-                    if is_answer or known is None or not known.is_answer:
-                        places[stored.fingerprint] = _Place(index, offset, is_answer)
-                elif is_answer:
-                    if replaced is None:
-                        kept = paths[0].with_name(f"{paths[0].name}.replaced")
-                        replaced = stack.enter_context(kept.open("ab"))
-                    replaced.write(raw)
-        if replaced is not None:
-            replaced.flush()
-            os.fsync(replaced.fileno())
-    return places
+    outdated: list[_Place] = []
+    for index, path in enumerate(paths):
+        for offset, _, stored in _scan(path):
+            if stored is None:
+                continue
+            place = _Place(index, offset, stored.code is None)
+            known = places.get(stored.fingerprint)
+            if stored.fingerprint not in current:
+                if place.is_answer:
+                    outdated.append(place)
+            elif place.is_answer or known is None or not known.is_answer:
+                places[stored.fingerprint] = place
+    return places, outdated

@@ -58,6 +58,14 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Line]: ...
 
 
+def input_changed(source: Source) -> RequestError:
+    """The error for an input that is not what it was when the run began."""
+    return RequestError(
+        f"{source.name} changed while it was run. The same command runs what is new.",
+        code="input_changed",
+    )
+
+
 def good_line(
     number: int,
     custom_id: str,

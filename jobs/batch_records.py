@@ -101,4 +101,5 @@ def _own_code(error: Mapping[str, Any]) -> str | None:
     """Names an ending that HTTP has no status for, as OpenAI's batches do."""
     if error["type"] == "cancelled":
         return "batch_cancelled"
-    return "request_timeout" if error["code"] == "request_timeout" else None
+    code: str | None = error["code"]
+    return code if code in ("request_timeout", "batch_cancelled", "batch_expired") else None

@@ -16,7 +16,13 @@ from mlx_rq.jobs import keys
 from mlx_rq.jobs.batch_lines import Line, refusal
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.connection import connect, reachable
-from mlx_rq.jobs.errors import JobFailed, JobNotFound, RedisUnavailable, error_object
+from mlx_rq.jobs.errors import (
+    JobFailed,
+    JobNotFound,
+    RedisUnavailable,
+    RequestError,
+    error_object,
+)
 from mlx_rq.jobs.handle import STATUSES, Job
 from mlx_rq.jobs.options import JobOptions
 from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION, submit_many
@@ -67,6 +73,7 @@ class Flight:
         self._held: dict[int, Ended] = {}
         self._position: Any = None
         self._look_at = 0.0
+        self._stopped: RequestError | None = None
         self.note: str | None = None
 
     @property
@@ -120,6 +127,18 @@ class Flight:
             with suppress(RedisUnavailable, RedisError, JobNotFound):
                 Job(job_id, self._redis_url).cancel()
 
+    def stop(self, error: RequestError) -> None:
+        """Lets what a worker has begun finish; all other lines end with this error."""
+        self._stopped = error
+        for number, line in self._unsent:
+            self._held[number] = Ended(line, {"error": error.error})
+        self._unsent.clear()
+        for job_id in list(self._running):
+            with suppress(RedisUnavailable, RedisError, JobNotFound):
+                job = Job(job_id, self._redis_url)
+                if job.status() == "queued":
+                    job.cancel()
+
     def _fill(self, lines: Iterator[Line], more: bool) -> bool:
         """Reads and sends lines where a fair part of the window is free; says if there are more."""
         free = self._window - len(self._unsent) - len(self._running) - len(self._held)
@@ -127,7 +146,7 @@ class Flight:
             chunk = list(islice(lines, free))
             more = len(chunk) == free
             for line in chunk:
-                if error := refusal(line):
+                if error := self._stopped or refusal(line):
                     self._held[self._number] = Ended(line, {"error": error.error})
                 else:
                     self._unsent.append((self._number, line))
@@ -192,7 +211,10 @@ class Flight:
 
     def _end(self, job_id: str, result: Any) -> None:
         number, line = self._running.pop(job_id)
-        self._held[number] = Ended(line, result, job_id)
+        ended = Ended(line, result, job_id)
+        if self._stopped is not None and ended.error and ended.error["type"] == "cancelled":
+            ended = replace(ended, result={"error": self._stopped.error})
+        self._held[number] = ended
 
     def _take_ready(self) -> list[Ended]:
         if not self._ordered:

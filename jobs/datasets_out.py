@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_rq.jobs.batch_answers import choice_of, text_of, value_of
-from mlx_rq.jobs.batch_lines import Source
+from mlx_rq.jobs.batch_lines import Source, input_changed
 from mlx_rq.jobs.batch_records import code_of, read_stored
-from mlx_rq.jobs.errors import JobFailed, RequestError
+from mlx_rq.jobs.errors import JobFailed
 from mlx_rq.jobs.rows import needs_pyarrow
 
 PART_ROWS = 10_000
@@ -99,11 +99,7 @@ class _Table:
             for line in self._dataset.source:
                 raw = records.readline()
                 if not raw or read_stored(raw).fingerprint != line.fingerprint:
-                    raise RequestError(
-                        f"{self._dataset.source.name} changed meanwhile: run the same command "
-                        "again.",
-                        code="input_changed",
-                    )
+                    raise input_changed(self._dataset.source)
                 cells = {name: line.row.get(name) for name in self._inputs}
                 for name, value in self._cells(json.loads(raw)).items():
                     cells[self._names[name]] = value

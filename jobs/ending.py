@@ -75,7 +75,8 @@ def end_job(
         job_id,
         "" if lease is None else lease.execution_id,
         ending,
-        json.dumps(outcome, ensure_ascii=False, separators=(",", ":")),
+        # Models may write half of a surrogate pair, which UTF-8 cannot say.
+        json.dumps(outcome, ensure_ascii=False, separators=(",", ":")).encode(errors="replace"),
         result_ttl,
         current_timestamp() + result_ttl,
         utcformat(ended_at),
@@ -121,6 +122,7 @@ def _rq_result(
 ) -> dict[str, Any]:
     """Writes the entry of RQ's result stream: it names our result key instead of repeating it."""
     error = outcome.get("error")
+    reason = f"{error['code']}: {error['message']}" if error else None
     types = {
         "finished": Result.Type.SUCCESSFUL,
         "failed": Result.Type.FAILED,
@@ -131,7 +133,7 @@ def _rq_result(
         type=types[ending],
         connection=connection,
         return_value=None if error else {"result_key": keys.result(job_id)},
-        exc_string=f"{error['code']}: {error['message']}" if error else None,
+        exc_string=reason and reason.encode(errors="replace").decode(),
         worker_name=lease.worker_name if lease else "",
         serializer=SERIALIZER,
         execution_id=lease.execution_id if lease else None,

@@ -9,6 +9,9 @@ from mlx_rq.jobs.keys import PRIORITIES, Priority
 DEFAULT_RESULT_TTL = 7 * 24 * 3600
 """Seconds that a result is kept."""
 
+MAX_SECONDS = 2**31 - 1
+"""The longest time to live and timeout: Redis and RQ count them in 32 bits."""
+
 DEFAULT_MAX_ATTEMPTS = 3
 
 RECOVERY_RETRIES = 3
@@ -36,12 +39,12 @@ class JobOptions:
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
             raise _invalid("priority", self.priority, f"one of {', '.join(PRIORITIES)}")
-        if not _is_integer(self.result_ttl) or not 1 <= self.result_ttl < 2**31:
+        if not _is_integer(self.result_ttl) or not 1 <= self.result_ttl <= MAX_SECONDS:
             raise _invalid("result_ttl", self.result_ttl, "whole seconds, at least 1")
         if self.timeout is not None and (
             not isinstance(self.timeout, int | float)
             or isinstance(self.timeout, bool)
-            or not 0 < self.timeout < 2**31
+            or not 0 < self.timeout <= MAX_SECONDS
         ):
             raise _invalid("timeout", self.timeout, "seconds above 0, or None for no limit")
         if not _is_integer(self.max_attempts) or not 1 <= self.max_attempts <= 100:

@@ -25,10 +25,19 @@ def live_workers(connection: Redis) -> list[dict[str, Any]]:
             pipe.hget(f"{prefix}{name}", "birth")
         found = pipe.execute()
     return [
-        {"name": name, "born": as_text(born or b""), **json.loads(record)}
+        {"name": name, "born": as_text(born or b""), **said}
         for name, record, born in zip(names, found[::2], found[1::2], strict=True)
-        if record is not None
+        if (said := _read(record)) is not None
     ]
+
+
+def _read(record: bytes | None) -> dict[str, Any] | None:
+    """Reads what a worker said of itself; None where it is gone, or said nothing that we know."""
+    try:
+        said = json.loads(record or b"")
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and isinstance(said.get("serves"), list) else None
 
 
 def workers_for(connection: Redis, model: str) -> list[str]:

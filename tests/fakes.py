@@ -79,6 +79,7 @@ class FakeEngine:
         self.answer_with = answer_with
         self.refuse = refuse
         self.raise_in_step: BaseException | None = None
+        self.steps = 0
         self.added: list[Task] = []
         self.cancelled: list[str] = []
         self._tasks: dict[str, Task] = {}
@@ -110,6 +111,8 @@ class FakeEngine:
 
     def step(self) -> list[Outcome]:
         with self._changed:
+            self.steps += 1
+            self._changed.notify_all()
             if self.raise_in_step is not None:
                 raise self.raise_in_step
             batch = list(self._tasks.values())[: self.capacity]
@@ -183,6 +186,12 @@ class RunningWorker:
         self.worker.request_stop(15, None)
         self.ring()
 
+    def claim_no_more(self) -> None:
+        """Lets it finish what it holds, however long that takes."""
+        self.worker._stop_at = float("inf")
+        steps = self.engine.steps
+        self.engine.wait_until(lambda engine: engine.steps >= steps + 2)
+
     def ring(self) -> None:
         """Wakes the worker where it waits for jobs."""
         options = self.worker.connection.connection_pool.connection_kwargs
@@ -237,7 +246,10 @@ def worker_in_thread(
         if running._thread.is_alive():
             running.worker.request_stop(15, None)
             running.ask_to_stop()  # twice: nothing that a test left held is waited for
-        running.join()
+        running._thread.join(PATIENCE)
+        assert not running._thread.is_alive(), "the worker did not stop"
+        if running.error is not None:
+            raise running.error
 
 
 def eventually(condition: Callable[[], bool], what: str = "it") -> None:
@@ -246,6 +258,17 @@ def eventually(condition: Callable[[], bool], what: str = "it") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         threading.Event().wait(0.01)
+
+
+def until_idle(connection: Redis) -> None:
+    """Waits until a worker waits for a bell."""
+    eventually(
+        lambda: any(
+            client["cmd"] == "blpop" and "b" in client["flags"]
+            for client in connection.client_list()
+        ),
+        "an idle worker",
+    )
 
 
 def free_port() -> int:

@@ -41,16 +41,20 @@ class Measure:
     def __init__(self) -> None:
         self._started = time.monotonic()
 
-    def words(self, tally: Tally, ended: int) -> list[str]:
-        """Tells what a person waits for: speed, reuse, time left, errors. `ended`: all lines."""
+    def words(self, tally: Tally, held: int) -> list[str]:
+        """Tells what a person waits for: speed, reuse, time left, errors.
+
+        `held` lines have ended too, and wait to be written.
+        """
         words = []
         seconds = time.monotonic() - self._started
         if tally.answers and seconds > 0:
             words.append(f"{tally.completion_tokens / seconds:,.0f} tokens/s")
             if tally.prompt_tokens:
                 words.append(f"{tally.cached_tokens / tally.prompt_tokens:.0%} of prompts reused")
-        if fresh := ended - tally.resumed:
-            words.append(f"{duration(seconds / fresh * (tally.total - ended))} left")
+            # Lines that the door refused took no time and say nothing about the others.
+            per_line = seconds / (tally.answers + held)
+            words.append(f"{duration(per_line * (tally.missing - held))} left")
         if errors := tally.errors.total():
             words.append(f"{errors:,} error{'' if errors == 1 else 's'}")
         return words
@@ -66,10 +70,12 @@ class _Bar:
     def __call__(self, batch: Batch) -> None:
         if note := self._notes.news(batch):
             self._progress.console.print(f"note: {note}", highlight=False, markup=False)
-        ended = batch.tally.done + batch.flight.held
-        words = " · ".join(self._measure.words(batch.tally, ended))
+        tally, held = batch.tally, batch.flight.held
         self._progress.update(
-            self._task, total=batch.tally.total, completed=ended, description=words
+            self._task,
+            total=tally.total,
+            completed=tally.done + held,
+            description=" · ".join(self._measure.words(tally, held)),
         )
 
 
@@ -78,6 +84,7 @@ class _Lines:
         self._measure = Measure()
         self._notes = _Notes()
         self._next = time.monotonic() + LINE_SECONDS
+        self._told = 0
 
     def __call__(self, batch: Batch) -> None:
         if note := self._notes.news(batch):
@@ -85,8 +92,11 @@ class _Lines:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LINE_SECONDS
-        ended = batch.tally.done + batch.flight.held
-        words = [f"{ended:,} of {batch.tally.total:,}", *self._measure.words(batch.tally, ended)]
+        tally, held = batch.tally, batch.flight.held
+        if (ended := tally.done + held) == self._told:
+            return
+        self._told = ended
+        words = [f"{ended:,} of {tally.total:,}", *self._measure.words(tally, held)]
         click.echo(", ".join(words), err=True)
 
 

@@ -44,9 +44,11 @@ local function claim(queue, registry, job_id)
   claimed[#claimed + 1] = {queue, job_id, execution, fields[1], fields[2], fields[3], fields[4]}
 end
 
--- A job that was cancelled or ended meanwhile, or that stands in the list twice, is passed by.
+-- A job that was cancelled or ended meanwhile, or that stands in the list twice, is passed by; so is
+-- a name that RQ gives to no job.
 local function waits(job_id)
-  return redis.call('HGET', job_prefix .. job_id, 'status') == 'queued'
+  return string.match(job_id, '^[%w_-]+$')
+    and redis.call('HGET', job_prefix .. job_id, 'status') == 'queued'
 end
 
 local function prefix_of(job_id)
@@ -79,7 +81,7 @@ local function take_group(queue, list, registry, group, most)
   for _, job_id in ipairs(group.jobs) do
     if #claimed >= most then break end
     redis.call('LREM', list, 1, job_id)
-    claim(queue, registry, job_id)
+    if waits(job_id) then claim(queue, registry, job_id) end
   end
   if group.prefix ~= '' then
     redis.call('SET', owner_prefix .. group.prefix, worker, 'EX', 2 * lease)

@@ -13,7 +13,12 @@ from typing import Any
 
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.ending import Lease, execution_key_parts, load_script
-from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, RECOVERY_RETRIES
+from mlx_rq.jobs.options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_RESULT_TTL,
+    MAX_SECONDS,
+    RECOVERY_RETRIES,
+)
 from mlx_rq.jobs.payload import SERIALIZER
 from redis import Redis
 from rq import Queue
@@ -104,19 +109,20 @@ class Claims:
         number, job_id, execution_id, data, meta_text, retries_left, result_ttl = entry
         queue = self.queues[number - 1]
         meta = _meta(meta_text)
-        max_attempts = int(meta.get("max_attempts") or DEFAULT_MAX_ATTEMPTS)
+        max_attempts = _number(meta.get("max_attempts"), 1, 100) or DEFAULT_MAX_ATTEMPTS
         # RQ counts down from what submit gave it; a job put in by hand has no count.
         retries = max_attempts - 1 + RECOVERY_RETRIES
-        attempt = retries - int(retries_left) + 1 if retries_left is not None else 1
+        left = _number(retries_left, 0, retries)
+        attempt = 1 if left is None else int(retries - left + 1)
         return ClaimedJob(
             id=job_id.decode(),
             queue_name=queue.name,
             rank=(number - 1) // len(self._models),
             data=data,
-            result_ttl=int(result_ttl) if result_ttl else DEFAULT_RESULT_TTL,
-            timeout=meta.get("timeout"),
+            result_ttl=int(_number(result_ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
+            timeout=_number(meta.get("timeout"), 0, MAX_SECONDS),
             attempt=attempt,
-            max_attempts=max_attempts,
+            max_attempts=int(max_attempts),
             lease=Lease(execution_id.decode(), self._worker_name, started_at),
         )
 
@@ -149,6 +155,15 @@ def _meta(text: bytes | None) -> dict[str, Any]:
     """Reads what the producer said beside the body; nothing where it cannot be read."""
     try:
         meta = json.loads(text or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
+
+
+def _number(value: Any, least: float, most: float) -> float | None:
+    """Reads a number of a job's record; None where it has none, or one that makes no sense."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if least <= number <= most else None

@@ -40,7 +40,18 @@ redis_option = option(
     show_default="redis://localhost:6379/0",
     help="Where the queue is: redis://, rediss:// or unix://.",
 )
-json_option = option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+_AS_JSON = "mlx_rq.as_json"
+
+
+def _remember(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
+    """Lets errors, too, be printed in the form that was asked for."""
+    context.meta[_AS_JSON] = as_json  # shared with the group's context
+    return as_json
+
+
+json_option = option(
+    "--json", "as_json", is_flag=True, callback=_remember, help="Print JSON, for machines."
+)
 
 
 def print_json(value: Any) -> None:
@@ -73,7 +84,7 @@ class _Group(click.Group):
             ResultTimeout,
             _user_errors(),
         ) as error:
-            _print_error(error)
+            _print_error(error, as_json=context.meta.get(_AS_JSON, False))
             sys.exit(1)
 
 
@@ -87,9 +98,9 @@ def _user_errors() -> type[Exception]:
     return _NoError if models is None else models.ModelError
 
 
-def _print_error(error: Exception) -> None:
+def _print_error(error: Exception, *, as_json: bool) -> None:
     details = getattr(error, "error", None) or error_object(str(error), code=None)
-    if "--json" in sys.argv:
+    if as_json:
         click.echo(json.dumps({"error": details}, ensure_ascii=False))
     elif isinstance(error, JobFailed):
         click.echo(f"Error: {error} [{details.get('code')}]", err=True)
@@ -114,7 +125,7 @@ def main(log_level: str) -> None:
         level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     # These speak once for every request or connection.
-    for noisy in ("rq", "httpx", "filelock", "transformers"):
+    for noisy in ("rq.worker", "rq.registry", "httpx", "filelock", "transformers"):
         logging.getLogger(noisy).setLevel("WARNING")
 
 

@@ -17,18 +17,17 @@ from mlx_rq.worker.cli_run import worker_options, worker_process
 from mlx_rq.worker.embedded import embedded_valkey
 
 DEMO_SYSTEM = (
-    "You are a careful assistant for a small library. Readers ask you short questions on any "
-    "subject. Answer each in one or two plain sentences, without lists and without repeating the "
-    "question. If you do not know, say so."
+    "You are a helpful assistant. You answer every question truthfully, in one short and plain "
+    "sentence. You do not add lists, examples or explanations that nobody asked for."
 )
 DEMO_QUESTIONS = (
-    "What are the primary colours?",
     "What is the capital of France?",
-    "Why is the sky blue?",
+    "What is the capital of Italy?",
     "Who wrote Hamlet?",
-    "What is a queue?",
-    "How many legs has a spider?",
-    "What does a battery do?",
+    "How many legs does a spider have?",
+    "What do bees make?",
+    "Which planet is the largest?",
+    "What is water made of?",
     "Where do penguins live?",
 )
 
@@ -66,7 +65,7 @@ def demo(**options: Any) -> None:
 
 def _demo_body(question: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": DEMO_SYSTEM}, {"role": "user", "content": question}]
-    return {"messages": messages, "max_completion_tokens": 60, "temperature": 0}
+    return {"messages": messages, "max_completion_tokens": 40, "temperature": 0}
 
 
 def _while_alive(process: subprocess.Popen[bytes], jobs: Iterable[Job]) -> Iterator[Job]:

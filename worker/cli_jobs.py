@@ -1,12 +1,13 @@
 """Commands for producers: submit, result, cancel, status. They need Redis, not MLX."""
 
 import json
+import sys
 from typing import Any, TextIO
 
 import click
 from mlx_rq.jobs import submit as submit_module
 from mlx_rq.jobs.connection import connect, reachable
-from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.errors import JobNotFound, RequestError
 from mlx_rq.jobs.handle import Job, fetch
 from mlx_rq.jobs.keys import PRIORITIES
 from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL
@@ -33,7 +34,7 @@ def _parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
 def _read_body(file: TextIO) -> dict[str, Any]:
     try:
         body = json.load(file)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestError("The body is not a JSON object.", code="invalid_type")
@@ -130,12 +131,22 @@ def _print_result(response: dict[str, Any], as_json: bool) -> None:
 @redis_option
 def cancel(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """End jobs without an answer, whether they wait or run."""
-    ended = {job_id: Job(job_id, redis_url).cancel() for job_id in job_ids}
-    if as_json:
+    ended: dict[str, bool] = {}
+    unknown: list[JobNotFound] = []
+    for job_id in job_ids:
+        try:
+            ended[job_id] = Job(job_id, redis_url).cancel()
+        except JobNotFound as error:
+            unknown.append(error)
+    if as_json and ended:
         print_json([{"id": job_id, "cancelled": now} for job_id, now in ended.items()])
-        return
-    for job_id, now in ended.items():
-        click.echo(f"{job_id} {'cancelled' if now else 'had ended before'}")
+    elif not as_json:
+        for job_id, now in ended.items():
+            click.echo(f"{job_id} {'cancelled' if now else 'had ended before'}")
+    if unknown and as_json and ended:
+        sys.exit(1)  # they are not in the list
+    if unknown:
+        raise unknown[0]
 
 
 @click.command()

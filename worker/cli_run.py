@@ -1,12 +1,13 @@
 """Commands that generate: `worker`, and `up`, which brings a queue of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable
@@ -17,11 +18,52 @@ from mlx_rq.worker.embedded import DEFAULT_PORT, default_data_dir, embedded_valk
 DEMO_MODEL = "smollm2"
 
 
+class _RowCount(click.ParamType):
+    """A number of rows, or `auto` (None)."""
+
+    name = "rows"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int | None:
+        if value == "auto" or isinstance(value, int):
+            return None if value == "auto" else value
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is neither a number of rows nor 'auto'", param, context)
+        return int(value)
+
+
+class _ByteCount(click.ParamType):
+    """A number of bytes, with a unit if wanted: 500MB, 8GB."""
+
+    name = "bytes"
+    _UNITS: ClassVar[Mapping[str, int]] = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
+
+    def convert(self, value: Any, param: Any, context: Any) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)?", str(value).strip().upper())
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a number of bytes such as 500MB or 8GB", param, context)
+        return int(float(match[1]) * self._UNITS[match[2] or ""])
+
+
 _worker_options = (
     option("--model", default=DEMO_MODEL, help="A known name, a folder, or a hub id."),
     option("--served-name", multiple=True, metavar="NAME", help="Another name that it answers to."),
     option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
-    option("--batch", type=click.IntRange(1), default=16, help="Rows that decode together."),
+    option(
+        "--batch",
+        type=_RowCount(),
+        default="auto",
+        help="Rows that decode together; auto measures once what is best here.",
+    ),
+    option(
+        "--kv-budget",
+        type=_ByteCount(),
+        default=None,
+        metavar="BYTES",
+        help="Memory for KV, as in 8GB.",
+        show_default="what the machine has beside the weights",
+    ),
     option("--window", type=click.IntRange(1), default=256, help="Jobs planned together."),
     option(
         "--lease",
@@ -61,7 +103,8 @@ def worker(
     model: str,
     served_name: tuple[str, ...],
     trust_remote_code: bool,
-    batch: int,
+    batch: int | None,
+    kv_budget: int | None,
     max_wait: float,
     name: str | None,
     redis_url: str | None,
@@ -72,11 +115,13 @@ def worker(
     with reachable(connection):
         connection.ping()  # before minutes are spent on loading a model
     with needs_extra("worker"):
+        from mlx_rq.engine.calibrate import batch_rows
         from mlx_rq.engine.generate import EngineOptions, MLXEngine
         from mlx_rq.engine.models import load
         from mlx_rq.worker.worker import MLXWorker, WorkerOptions
     loaded = load(model, trust_remote_code=trust_remote_code)
-    engine = MLXEngine(loaded, EngineOptions(rows=batch, max_wait=max_wait))
+    rows = batch_rows(loaded) if batch is None else batch
+    engine = MLXEngine(loaded, EngineOptions(rows=rows, kv_bytes=kv_budget, max_wait=max_wait))
     mlx_worker = MLXWorker(
         engine,
         connection,

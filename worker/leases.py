@@ -85,6 +85,8 @@ class LeaseKeeper(threading.Thread):
                 logger.warning("leases could not be renewed: %s; trying again", error)
                 self._stopping.wait(min(1.0, self.interval))
                 continue
+            except Exception:  # a malformed record in Redis must not end the renewals
+                logger.exception("leases: going on after")
             self._stopping.wait(self.interval)
 
     def renew(self) -> None:

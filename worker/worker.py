@@ -207,8 +207,10 @@ class MLXWorker(BaseWorker):
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Checks claimed jobs and gives the good ones to the engine; the others end at once."""
-        if self.get_state() != WorkerStatus.BUSY:
-            self.set_state(WorkerStatus.BUSY)
+        again = [job.id for job in claimed if job.id in self._jobs]
+        for job_id in again:
+            # Its lease ran out and the queue gave it to us once more: begin afresh.
+            self.engine.cancel(job_id)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         tasks, outcomes = [], []
@@ -221,6 +223,9 @@ class MLXWorker(BaseWorker):
                 outcomes.append(Outcome(job.id, {"error": error.error}))
         outcomes += self.engine.add(tasks)
         self._unsaved += [(self._jobs[outcome.id], outcome) for outcome in outcomes]
+        # Last, because Redis may fail here, and the claimed jobs are ours by now.
+        if self.get_state() != WorkerStatus.BUSY:
+            self.set_state(WorkerStatus.BUSY)
 
     def _task(self, job: ClaimedJob) -> Task:
         if job.attempt > job.max_attempts:
@@ -287,9 +292,10 @@ class MLXWorker(BaseWorker):
             else:
                 self._discarded += 1
                 logger.info("job %s: answer discarded (%s)", job.id, reply[0].decode())
-            self._deadlines.pop(job.id, None)
-            with self._lock:
-                self._jobs.pop(job.id, None)
+            if self._jobs.get(job.id) is job:  # and not claimed again since
+                self._deadlines.pop(job.id, None)
+                with self._lock:
+                    del self._jobs[job.id]
         self._unsaved.clear()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -320,10 +326,13 @@ class MLXWorker(BaseWorker):
         """Saves what is finished, hands back the rest, and leaves RQ's lists of workers."""
         try:
             self._commit()
+        except Exception as error:
+            logger.error("%d answers could not be saved: %s", len(self._unsaved), error)
+        self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
+        try:
             if self._jobs:
                 returned = self.claims.hand_back(self._jobs.values())
                 logger.info("handed back %d jobs", returned)
-            self._leases.stop()
             self.teardown()  # type: ignore[no-untyped-call]
         except RedisError as error:
             logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)

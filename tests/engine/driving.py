@@ -28,9 +28,7 @@ def finish(engine: MLXEngine, wanted: int, limit: int = 20_000) -> dict[str, Any
     raise AssertionError(f"only {len(results)} of {wanted} tasks ended")
 
 
-def run(
-    model: LoadedModel, bodies: Sequence[Body], **options: Any
-) -> tuple[list[Any], MLXEngine]:
+def run(model: LoadedModel, bodies: Sequence[Body], **options: Any) -> tuple[list[Any], MLXEngine]:
     """Generates all bodies with one engine; gives the results in their order, and the engine."""
     engine = MLXEngine(model, EngineOptions(**{"rows": 4, "chunk": 32, **options}))
     results = {

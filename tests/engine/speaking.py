@@ -31,9 +31,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "%s{% endif %}"
 )
-THINKING = (
-    "{% if open_thinking %}<think>\n{% elif not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-)
+THINKING = "{% if open_thinking %}<think>\n{% elif not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -53,7 +51,13 @@ def tokenizer(
     )
     raw.train_from_iterator(CORPUS, trainer)
     thoughts = ("<think>", "</think>") if thinking else ()
-    raw.add_tokens([AddedToken(mark, normalized=False) for mark in (*marks, *thoughts)])
+    raw.add_tokens(
+        [
+            # As real tokenizers have it: only what looks like no tag is flagged special.
+            AddedToken(mark, normalized=False, special=not mark.startswith("<"))
+            for mark in (*marks, *thoughts)
+        ]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
     )

@@ -8,10 +8,9 @@ import random
 from typing import Any
 
 import pytest
+from driving import finish, greedy_text, run, task, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from driving import finish, greedy_text, run, task, texts
 from tiny import FAMILIES, SOLO_FAMILIES, tiny_model
 
 

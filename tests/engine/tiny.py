@@ -136,7 +136,9 @@ def byte_tokenizer() -> TokenizerWrapper:
 def tiny_model(family: str, seed: int = 0) -> LoadedModel:
     """A random model of one architecture, three layers deep, in float32."""
     module = import_module(f"mlx_lm.models.{family}")
-    args = module.ModelArgs.from_dict({"model_type": family, **COMMON, **{**FAMILIES, **SOLO_FAMILIES}[family]})
+    args = module.ModelArgs.from_dict(
+        {"model_type": family, **COMMON, **{**FAMILIES, **SOLO_FAMILIES}[family]}
+    )
     mx.random.seed(seed)
     network = module.Model(args)
     # Stock initialisation gives nearly equal logits; wider weights make the choices clear.

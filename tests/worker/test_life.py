@@ -7,7 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, failure
+from fakes import (
+    PATIENCE,
+    FakeEngine,
+    RunningWorker,
+    StartWorker,
+    eventually,
+    failure,
+    until_idle,
+)
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.overview import overview
 from mlx_rq.jobs.serving import live_workers, workers_for
@@ -307,13 +315,13 @@ class TestSuspension:
         self, redis_url: str, start_worker: StartWorker, connection: Redis
     ) -> None:
         worker = start_worker()
-        submit(messages=HI).result(PATIENCE)
+        until_idle(connection)
         suspend(connection)
         job = submit(messages=HI)
-        # the bell is answered and still nothing is claimed
-        eventually(lambda: not connection.exists(keys.bell("default")), "an answer to the bell")
-        worker.ring()
-        eventually(lambda: not connection.exists(keys.bell("default")), "an answer to the bell")
+        # the bell is answered, twice, and still nothing is claimed
+        for _ in range(2):
+            eventually(lambda: not connection.exists(keys.bell("default")), "an answer to the bell")
+            worker.ring()
         assert job.status() == "queued"
 
         resume(connection)
@@ -453,9 +461,10 @@ class TestRecords:
 
         worker.engine.release()
         job.result(PATIENCE)
-        worker.worker._leases.renew()
+        submit(messages=HI).result(PATIENCE)  # its commit says what was there before it
         (record,) = live_workers(connection)
-        assert (record["ended"], record["running"]) == (1, 0)
+        assert record["ended"] >= 1
+        assert record["running"] == 0
 
         worker.stop()
         assert live_workers(connection) == []

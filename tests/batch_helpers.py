@@ -1,0 +1,123 @@
+"""What the tests of batches have in common: request lines, an engine that echoes, the command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fakes import FakeEngine, answer, eventually
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.connection import URL_VARIABLE
+from mlx_rq.jobs.requests import ChatRequest
+
+CASES = Path(__file__).parent / "cases"
+"""Files as people really send them, and what must come of each."""
+
+CHAT = "/v1/chat/completions"
+
+
+def batch_line(custom_id: str, content: str = "Say hi.", **body: Any) -> dict[str, Any]:
+    """A chat request as a batch line has it."""
+    body = {"messages": [{"role": "user", "content": content}], **body}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def batch_lines(count: int) -> list[dict[str, Any]]:
+    """So many requests, r0 to rN, each with a prompt of its own."""
+    return [batch_line(f"r{number}", f"Say {number}.") for number in range(count)]
+
+
+def write_jsonl(path: Path, values: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def line_count(path: Path) -> int:
+    """Whole lines in a file, which may not be there."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def content_of(record: Mapping[str, Any]) -> str:
+    """The text of the answer in an output record."""
+    text: str = record["response"]["body"]["choices"][0]["message"]["content"]
+    return text
+
+
+def contents(path: Path) -> dict[str, str]:
+    """What was answered to whom, in the order of the file."""
+    return {record["custom_id"]: content_of(record) for record in read_jsonl(path)}
+
+
+def prompt_of(task: Task) -> str:
+    """The last turn of a task's chat."""
+    assert isinstance(task.request, ChatRequest)
+    return str(task.request.messages[-1].content)
+
+
+def says(text: str, task: Task, finish_reason: str = "stop") -> dict[str, Any]:
+    """An answer with this text."""
+    response = answer(task)
+    response["choices"][0]["message"]["content"] = text
+    response["choices"][0]["finish_reason"] = finish_reason
+    return response
+
+
+def echo(task: Task) -> dict[str, Any]:
+    """An answer that repeats the prompt, so that it is seen whose it is."""
+    return says(f"You said: {prompt_of(task)}", task)
+
+
+def echoes(count: int) -> dict[str, str]:
+    """What `batch_lines(count)` have as answers."""
+    return {f"r{number}": f"You said: Say {number}." for number in range(count)}
+
+
+def generated(engine: FakeEngine) -> Counter[str]:
+    """How often each prompt was given to the engine."""
+    return Counter(prompt_of(task) for task in engine.added)
+
+
+class BatchProcess:
+    """A `mlx-rq batch` in a process of its own."""
+
+    def __init__(self, redis_url: str, arguments: Sequence[Any]) -> None:
+        command = [sys.executable, "-P", "-m", "mlx_rq.worker", "batch", *map(str, arguments)]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, URL_VARIABLE: redis_url},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_lines(self, path: Path, count: int) -> None:
+        """Returns once the file has so many lines; fails where the command ended before."""
+
+        def there() -> bool:
+            assert self._process.poll() is None, self._process.communicate()
+            return line_count(path) >= count
+
+        eventually(there, f"line {count} of {path.name}")
+
+    def send(self, sent: signal.Signals) -> None:
+        self._process.send_signal(sent)
+
+    def kill(self) -> None:
+        """SIGKILL: the process has no chance to tidy up."""
+        self._process.kill()
+        self._process.communicate()
+
+    def end(self) -> tuple[int, str, str]:
+        """Waits for the end; returns the exit code, standard output and standard error."""
+        out, err = self._process.communicate(timeout=30)
+        return self._process.returncode, out, err

