@@ -1,14 +1,26 @@
 """Puts the door together: endpoints, manners, errors."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from mlx_rq.api_stub import completions, errors, health, plain
+from starlette.middleware.cors import CORSMiddleware
+
+from mlx_rq.api_stub import (
+    batches,
+    completions,
+    errors,
+    files,
+    health,
+    plain,
+    responses,
+    stored,
+)
 from mlx_rq.api_stub.door import Door
 from mlx_rq.api_stub.manners import BodyLimit, Guard, RequestIds, cors_settings
 from mlx_rq.api_stub.settings import Settings
-from starlette.middleware.cors import CORSMiddleware
 
 _DESCRIPTION = """
 A door to the queue of mlx-rq: it enqueues jobs and lets clients wait or poll for their results.
@@ -17,19 +29,34 @@ OpenAI's clients work with the base URL `http://localhost:8000/v1`.
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Makes the app. It connects to Redis when the first request needs it."""
+    """Makes the app. It connects to Redis when the first request needs it.
+
+    Raises RequestError where another door uses the same data folder.
+    """
+    door = Door(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(door.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
     app = FastAPI(
         title="mlx-rq",
         version=version("mlx-rq"),
         description=_DESCRIPTION,
         redoc_url=None,
         redirect_slashes=False,
+        lifespan=lifespan,
     )
-    door = Door(settings)
     app.state.door = door
     app.state.closing = asyncio.Event()
     errors.install(app)
-    for module in (plain, completions, health):
+    for module in (plain, completions, stored, responses, files, batches, health):
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit)

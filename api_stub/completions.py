@@ -1,9 +1,17 @@
 """/v1/chat/completions and /v1/completions: enqueue, wait, answer."""
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
-from mlx_rq.api_stub.door import JsonBody, TheDoor
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.door import Door, JsonBody, TheDoor
 from mlx_rq.api_stub.examples import body_of
+from mlx_rq.api_stub.stored import remember
+from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.api_stub.waiting import answer
+from mlx_rq.jobs.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
+from mlx_rq.jobs.requests import Kind
 
 router = APIRouter(tags=["completions"])
 
@@ -11,12 +19,24 @@ router = APIRouter(tags=["completions"])
 @router.post("/v1/chat/completions", openapi_extra=body_of("chat"))
 async def create_chat_completion(request: Request, body: JsonBody, door: TheDoor) -> Response:
     """Wait for the answer of a chat."""
-    job = await door.submit(request, "chat", body, waits=True)
-    return await answer(request, door, job)
+    return await _create(request, "chat", body, door)
 
 
 @router.post("/v1/completions", openapi_extra=body_of("completion"))
 async def create_completion(request: Request, body: JsonBody, door: TheDoor) -> Response:
     """Wait for the continuation of a text."""
-    job = await door.submit(request, "completion", body, waits=True)
+    return await _create(request, "completion", body, door)
+
+
+async def _create(request: Request, kind: Kind, body: dict[str, Any], door: Door) -> Response:
+    body, wanted_stream = without_stream(body)
+    store = kind == "chat" and body.get("store") is True
+    options = JobOptions(
+        result_ttl=STORED_TTL if store else DEFAULT_RESULT_TTL, stream=wanted_stream is not None
+    )
+    job = await door.submit(request, kind, body, options=options, waits=True)
+    if store:
+        await run_in_threadpool(remember, door, job)
+    if wanted_stream is not None:
+        return await stream(request, door, job, body, wanted_stream)
     return await answer(request, door, job)

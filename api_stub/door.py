@@ -4,6 +4,7 @@
 endpoint waits (`waiting.py`) or whose id it answers with.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -11,10 +12,16 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from redis import Redis
+from rq import Queue
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.batch_runner import BatchRunner
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.manners import rate_limited
 from mlx_rq.api_stub.metrics import Requests
 from mlx_rq.api_stub.settings import Settings
+from mlx_rq.api_stub.storage import FileStore, lock_folder
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.errors import RequestError
@@ -24,19 +31,23 @@ from mlx_rq.jobs.requests import Kind
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.jobs.submit import submit
 from mlx_rq.jobs.validation import kind_of, validate
-from redis import Redis
-from rq import Queue
-from starlette.concurrency import run_in_threadpool
+
+_DEFAULTS = JobOptions()
 
 _SERVING_SECONDS = 1.0
 """How long the door goes by what it last saw the live workers serve."""
+
+_SWEEP_SECONDS = 60.0
 
 _FULL_SECONDS = 30.0
 """When a client should come again that found the queue full."""
 
 
 class Door:
-    """What the endpoints share: the settings, the way to Redis, and what is counted."""
+    """What the endpoints share: the settings, the way to Redis, files and batches, and counts.
+
+    Raises RequestError where another door uses the same data folder.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -44,6 +55,12 @@ class Door:
         self.requests = Requests()
         self._served: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
+        folder = settings.data_dir / "http"
+        self._lock = lock_folder(folder)
+        self.files = FileStore(folder / "files")
+        self.batches = BatchRunner(
+            folder / "batches", self.files, self.redis_url, self._is_batch_model
+        )
 
     @property
     def connection(self) -> Redis:
@@ -55,28 +72,36 @@ class Door:
         kind: Kind,
         body: Mapping[str, Any],
         *,
-        options: JobOptions = JobOptions(),
+        options: JobOptions = _DEFAULTS,
         waits: bool = False,
+        any_model: bool = False,
     ) -> Job:
         """Puts a job into the queue under the request's Idempotency-Key, if it has one.
+
+        As at OpenAI, a body has to name its model, unless `any_model` will do.
 
         Raises RequestError where the body is wrong, ApiError where no live worker serves the model
         (an endpoint that `waits` never takes such a job) or too many jobs wait for it.
         """
         key = request.headers.get("idempotency-key") or None
-        return await run_in_threadpool(self._submit, kind, body, options, waits, key)
+        if kind_of(body) != kind:
+            validate(kind, body)  # the field that tells its kind is missing
+        if body.get("model") is None and not any_model:
+            validate(kind, body)
+            raise RequestError(
+                f"Missing required parameter: 'model'. Every worker serves {keys.ANY_MODEL!r}.",
+                code="missing_required_parameter",
+                param="model",
+            )
+        return await run_in_threadpool(self._submit, body, options, waits, key)
 
     def _submit(
         self,
-        kind: Kind,
         body: Mapping[str, Any],
         options: JobOptions,
         waits: bool,
         idempotency_key: str | None,
     ) -> Job:
-        # A body without the field that tells its kind is wrong for the endpoint's own kind.
-        if kind_of(body) != kind:
-            validate(kind, body)
         model = body.get("model")
         if model is None or isinstance(model, str):  # else submit says what is wrong with it
             with reachable(self.connection):
@@ -108,6 +133,25 @@ class Door:
             param="model",
         )
 
+    def _is_batch_model(self, model: str) -> bool:
+        with reachable(self.connection):
+            try:
+                self.check_served(model, waits=False)
+            except ApiError:
+                return False
+        return True
+
+    async def run(self) -> None:
+        """Runs batches, and deletes expired files once a minute, until it is cancelled."""
+        self.batches.resume()
+        try:
+            while True:
+                await run_in_threadpool(self.files.sweep)
+                await asyncio.sleep(_SWEEP_SECONDS)
+        finally:
+            self.batches.close()
+            self._lock.close()
+
     def _check_room(self, model: str) -> None:
         limit = self.settings.max_queued
         with self.connection.pipeline(transaction=False) as pipe:
@@ -124,7 +168,17 @@ def get_door(request: Request) -> Door:
     return door
 
 
+def _get_files(request: Request) -> FileStore:
+    return get_door(request).files
+
+
+def _get_batches(request: Request) -> BatchRunner:
+    return get_door(request).batches
+
+
 TheDoor = Annotated[Door, Depends(get_door)]
+TheFiles = Annotated[FileStore, Depends(_get_files)]
+TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 
 
 async def read_json(request: Request) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+
 from mlx_rq.jobs.errors import (
     ErrorType,
     JobFailed,
@@ -17,8 +20,6 @@ from mlx_rq.jobs.errors import (
     error_object,
     http_status,
 )
-from redis.exceptions import RedisError
-from starlette.exceptions import HTTPException
 
 logger = logging.getLogger("mlx_rq.api_stub")
 

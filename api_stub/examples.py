@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from mlx_rq.jobs.requests import REQUESTS, Kind
 
 _EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -26,22 +28,48 @@ def any_body() -> dict[str, Any]:
     return _json_body({"anyOf": schemas}, {kind: {"value": _EXAMPLES[kind]} for kind in REQUESTS})
 
 
+def model_body(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes a body that a pydantic model reads."""
+    return _json_body(_inlined(model), {"example": {"value": example}})
+
+
+def upload_form() -> dict[str, Any]:
+    """Describes the form that uploads a file."""
+    properties = {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["file", "purpose"]}
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    }
+
+
 def _schema(kind: Kind) -> dict[str, Any]:
-    """Gives the JSON schema of a body, its definitions inside, under OpenAPI's roof."""
-    schema = REQUESTS[kind].model_json_schema(mode="validation")
-    return inline(schema, schema.pop("$defs", {}))
+    return _inlined(REQUESTS[kind])
 
 
-def inline(schema: Any, definitions: Mapping[str, Any]) -> Any:
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """Gives the JSON schema of a model without definitions beside it."""
+    schema = model.model_json_schema()
+    inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
+    return inlined
+
+
+def _inline(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Puts definitions where they are referred to: in OpenAPI, `#/$defs` lies somewhere else."""
     if isinstance(schema, list):
-        return [inline(item, definitions) for item in schema]
+        return [_inline(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return _inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     return {
-        name: inline(value, definitions) for name, value in schema.items() if name != "discriminator"
+        name: _inline(value, definitions)
+        for name, value in schema.items()
+        if name != "discriminator"
     }
 
 

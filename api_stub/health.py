@@ -5,6 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.concurrency import run_in_threadpool
+
 from mlx_rq.api_stub.door import Door, TheDoor
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.metrics import CONTENT_TYPE, exposition
@@ -13,7 +15,6 @@ from mlx_rq.jobs.errors import RedisUnavailable
 from mlx_rq.jobs.keys import ANY_MODEL
 from mlx_rq.jobs.overview import overview
 from mlx_rq.jobs.serving import live_workers
-from starlette.concurrency import run_in_threadpool
 
 router = APIRouter(tags=["state"])
 
@@ -58,7 +59,12 @@ def _models(door: Door) -> dict[str, dict[str, Any]]:
         for name in worker["serves"]:
             models.setdefault(
                 name,
-                {"id": name, "object": "model", "created": _unix(worker["born"]), "owned_by": "local"},
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": _unix(worker["born"]),
+                    "owned_by": "local",
+                },
             )
     return models
 

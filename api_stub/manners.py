@@ -11,12 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from mlx_rq.api_stub.errors import ApiError, error_response, internal_error
 from mlx_rq.api_stub.metrics import Requests
 from mlx_rq.api_stub.settings import Settings, is_loopback
 from mlx_rq.jobs.validation import MAX_BODY_BYTES
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_REQUEST_BYTES = 2 * MAX_BODY_BYTES
 """The most bytes of a request that is not an upload: JSON may be written with escapes."""
@@ -114,7 +115,8 @@ class Guard:
         host = headers.get("host", "")
         if not is_loopback(urlsplit(f"//{host}").hostname or ""):
             raise ApiError(
-                403, f"Without API keys the door answers to localhost only, not to {host!r}.",
+                403,
+                f"Without API keys the door answers to localhost only, not to {host!r}.",
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
@@ -124,7 +126,8 @@ class Guard:
             and origin not in self._settings.allowed_origins
         ):
             raise ApiError(
-                403, f"Pages from {origin!r} may not use this door; --allow-origin lets them.",
+                403,
+                f"Pages from {origin!r} may not use this door; --allow-origin lets them.",
                 code="origin_not_allowed",
             )
 

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
 from mlx_rq.api_stub.door import JsonBody, TheDoor
 from mlx_rq.api_stub.examples import any_body
 from mlx_rq.api_stub.waiting import wait
@@ -12,7 +14,6 @@ from mlx_rq.jobs.handle import Job
 from mlx_rq.jobs.keys import Priority
 from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
 from mlx_rq.jobs.validation import kind_of
-from starlette.concurrency import run_in_threadpool
 
 router = APIRouter(tags=["jobs"])
 
@@ -43,7 +44,7 @@ async def submit_job(
 
     Answers at once with the job's id; `Location` says where its result will be.
     """
-    job = await door.submit(request, kind_of(body), body, options=options)
+    job = await door.submit(request, kind_of(body), body, options=options, any_model=True)
     view = await run_in_threadpool(_view, job)
     return JSONResponse(view, 202, {"location": f"/v1/jobs/{job.id}", **_COME_AGAIN})
 

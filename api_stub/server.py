@@ -4,6 +4,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+
 from mlx_rq.api_stub.app import create_app
 from mlx_rq.api_stub.settings import Settings, check_binding
 

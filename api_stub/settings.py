@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlx_rq.jobs.errors import RequestError
@@ -79,15 +79,12 @@ class Settings:
 
     data_dir: Path
     redis_url: str | None = None
-    keys: ApiKeys = ApiKeys()
+    keys: ApiKeys = field(default_factory=ApiKeys)
     allowed_origins: tuple[str, ...] = ()
     requests_per_minute: int | None = None
     max_queued: int = 20_000
     queue_unserved: bool = False
     keep_on_disconnect: bool = False
-    webhooks: bool = False
-    webhook_secret: str = ""
-    private_webhooks: bool = False
 
 
 def is_loopback(host: str) -> bool:

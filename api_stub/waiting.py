@@ -7,13 +7,14 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
 from mlx_rq.api_stub.door import Door
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.manners import header_seconds
 from mlx_rq.jobs.awaiting import wait_for_end
 from mlx_rq.jobs.handle import Job
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
 
 READ_TIMEOUT = 600.0
 """Seconds that OpenAI's client waits for an answer unless it is told otherwise."""
@@ -27,16 +28,23 @@ def patience(request: Request) -> float:
     return timeout - min(5.0, timeout / 10)
 
 
+def keeps_its_job(request: Request, door: Door) -> bool:
+    """Tells whether the job goes on when its client hangs up.
+
+    Under an Idempotency-Key, other requests may be waiting for the same job.
+    """
+    return door.settings.keep_on_disconnect or "idempotency-key" in request.headers
+
+
 async def answer(request: Request, door: Door, job: Job) -> Response:
     """Waits for the job and answers with its result, the response object.
 
-    A client that goes away takes its job with it, unless other requests may be waiting for the
-    same job (it has an Idempotency-Key) or the door was told to keep it. Raises JobFailed, and
+    A client that goes away takes its job with it, unless that is to be kept. Raises JobFailed, and
     ApiError (504, 503) where the client cannot wait any longer; the job goes on then.
     """
     ended, gone = await wait(request, door, job, patience(request))
     if gone:
-        if not door.settings.keep_on_disconnect and "idempotency-key" not in request.headers:
+        if not keeps_its_job(request, door):
             await run_in_threadpool(job.cancel)
         return Response(status_code=499)  # nobody reads it
     if not ended:
@@ -51,8 +59,7 @@ async def wait(request: Request, door: Door, job: Job, seconds: float) -> tuple[
     Returns whether the job ended and whether the client is gone.
     """
     end, gone, closing = (
-        asyncio.ensure_future(coroutine)
-        for coroutine in _causes(request, door, job)
+        asyncio.ensure_future(coroutine) for coroutine in _causes(request, door, job)
     )
     door.requests.waiting += 1
     try:

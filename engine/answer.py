@@ -4,44 +4,80 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mlx_rq.engine.answer_logprobs import chat_logprobs, legacy_logprobs, mean_logprob
+from mlx_rq.engine.answer_response import response_of
 from mlx_rq.engine.form import InvalidAnswer, Reading, tool_calls
 from mlx_rq.engine.rows import Row
+from mlx_rq.engine.spelling import Spelling
 from mlx_rq.jobs.keys import ANY_MODEL
-from mlx_rq.jobs.requests import ChatRequest, Request
+from mlx_rq.jobs.requests import ChatRequest, CompletionRequest, JobRequest
+from mlx_rq.jobs.responses import ResponsesRequest
 
 
 def answer(
-    task_id: str, request: Request, rows: Sequence[Row], *, model_id: str, fingerprint: str
+    task_id: str,
+    request: JobRequest,
+    rows: Sequence[Row],
+    spelling: Spelling,
+    *,
+    model_id: str,
+    fingerprint: str,
 ) -> dict[str, Any]:
     """Writes the response object of a task, its rows given in the order of the choices.
 
     The ids are made of the task's id, so that a response names its job. A finished answer that is
     not of the form that was asked for makes the whole an error object.
     """
-    chat = isinstance(request, ChatRequest)
+    model = request.model if request.model not in (None, ANY_MODEL) else model_id
+    chosen = _best(request, rows)
     try:
-        readings = [row.read() for row in rows]
+        readings = [row.read() for row in chosen]
     except InvalidAnswer as invalid:
         return {"error": invalid.error}
-    response = {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{task_id}",
-        "object": "chat.completion" if chat else "text_completion",
-        "created": int(time.time()),
-        "model": request.model if request.model not in (None, ANY_MODEL) else model_id,
-        "system_fingerprint": fingerprint,
-        "choices": [
-            (_chat_choice if chat else _completion_choice)(row, reading)
-            for row, reading in zip(rows, readings, strict=True)
-        ],
-        "usage": usage(rows),
-    }
+    if isinstance(request, ResponsesRequest):
+        (row,), (reading,) = chosen, readings
+        response = response_of(request, row, reading, spelling, model=model, usage=usage(rows))
+    else:
+        chat = isinstance(request, ChatRequest)
+        response = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{task_id}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+            "choices": [
+                {"index": index, **_choice(request, row, reading, spelling), **_captures(row)}
+                for index, (row, reading) in enumerate(zip(chosen, readings, strict=True))
+            ],
+            "usage": usage(rows),
+        }
     warnings = {tuple(warning.items()): warning for r in readings for warning in r.warnings}
     if warnings:
         response["warnings"] = list(warnings.values())
     return response
 
 
-def _chat_choice(row: Row, reading: Reading) -> dict[str, Any]:
+def _best(request: JobRequest, rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows that are answered with: of each prompt's, with `best_of`, the likeliest `n`."""
+    if not isinstance(request, CompletionRequest) or request.generated == (request.n or 1):
+        return rows
+    by_prompt: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=mean_logprob, reverse=True):
+        by_prompt.setdefault(row.prompt_index, []).append(row)
+    return [row for index in sorted(by_prompt) for row in by_prompt[index][: request.n or 1]]
+
+
+def _choice(
+    request: ChatRequest | CompletionRequest, row: Row, reading: Reading, spelling: Spelling
+) -> dict[str, Any]:
+    if isinstance(request, CompletionRequest):
+        return _completion_choice(request, row, reading, spelling)
+    return _chat_choice(request, row, reading, spelling)
+
+
+def _chat_choice(
+    request: ChatRequest, row: Row, reading: Reading, spelling: Spelling
+) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": reading.content,
@@ -55,21 +91,22 @@ def _chat_choice(row: Row, reading: Reading) -> dict[str, Any]:
         message["tool_calls"] = tool_calls(reading, row.task_id, row.index)
     called = bool(reading.calls) and not reading.named_call and row.finish_reason == "stop"
     return {
-        "index": row.index,
         "message": message,
-        "logprobs": None,
+        "logprobs": chat_logprobs(row, spelling) if request.logprobs else None,
         "finish_reason": "tool_calls" if called else row.finish_reason,
-        **_captures(row),
     }
 
 
-def _completion_choice(row: Row, reading: Reading) -> dict[str, Any]:
+def _completion_choice(
+    request: CompletionRequest, row: Row, reading: Reading, spelling: Spelling
+) -> dict[str, Any]:
+    text = reading.content or ""
+    prompt = row.prompt_text(request) if request.echo else ""
+    asked = request.logprobs is not None
     return {
-        "index": row.index,
-        "text": reading.content,
-        "logprobs": None,
+        "text": prompt + text,
+        "logprobs": legacy_logprobs(row, spelling, text, prompt) if asked else None,
         "finish_reason": row.finish_reason,
-        **_captures(row),
     }
 
 

@@ -1,7 +1,8 @@
-"""mlx-lm's BatchGenerator with four things of our own.
+"""mlx-lm's BatchGenerator with some things of our own.
 
 - All rows are sampled in one call (`sampling.sample`), each by its own parameters. The stock step
   calls one sampler a row and normalises logits that nobody reads.
+- Logprobs are of the model's own distribution, for the rows that ask.
 - Rows may be constrained: one masking op for all of them, made while the forward pass runs.
 - A finished row gives up its KV at once: the stock response carries the row's cache, and keeping
   such responses keeps every trunk that they were copied from.
@@ -14,15 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 from mlx_lm.generate import (
-    BatchCounters,
     BatchGenerator,
     GenerationBatch,
     PromptProcessingBatch,
     StopSequences,
 )
+from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.sample_utils import greedy_sampler
+
+from mlx_rq.engine.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling import RowSampler, constrain, sample
 
 
@@ -30,20 +33,24 @@ class _DecodeBatch(GenerationBatch):
     """Rows that decode together; their samplers are RowSamplers."""
 
     samplers: list[RowSampler]  # type: ignore[assignment]
+    _next_logprobs: list[Pending | None]
 
-    def _step(self) -> tuple[list[int], list[Any]]:
+    def _step(self) -> tuple[list[int], list[TokenLogprobs | None]]:  # type: ignore[override]
         """Launches the next step, then reads the tokens of this one while it runs."""
         inputs: mx.array = self._next_tokens
         self._current_tokens: Any = inputs
         logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
-        logits = constrain(logits, self.samplers, inputs)
-        self._next_tokens = sample(logits, self.samplers, inputs)
+        allowed = constrain(logits, self.samplers, inputs)
+        self._next_tokens = sample(allowed, self.samplers, inputs)
         mx.async_eval(self._next_tokens)
+        measured, self._next_logprobs = (
+            self._next_logprobs,
+            measure(logits, self._next_tokens, self.samplers),
+        )
         tokens: list[int] = inputs.tolist()  # type: ignore[assignment]
         for row, token in zip(self.tokens, tokens, strict=True):
             row.append(token)
-        self._next_logprobs = [None] * len(tokens)
-        return tokens, self._next_logprobs
+        return tokens, read(measured)
 
     def extract_cache(self, idx: int) -> list[Any]:
         """Gives no cache with a finished row: nobody continues it."""
@@ -77,7 +84,7 @@ class _PromptBatch(PromptProcessingBatch):
 class RowGenerator(BatchGenerator):
     """Generates up to `rows` rows at once. See the module for what differs from the stock class."""
 
-    def __init__(self, model: nn.Module, *, rows: int, prefill_step: int = 2048) -> None:
+    def __init__(self, model: Module, *, rows: int, prefill_step: int = 2048) -> None:
         super().__init__(
             model,
             completion_batch_size=rows,

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.models import LoadedModel, models_dir
@@ -36,7 +36,7 @@ def batch_rows(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
     return known[key]
 
 
-def measure_rows(model: nn.Module) -> int:
+def measure_rows(model: Module) -> int:
     """Times decode steps over more and more rows and returns the best number."""
     rows = 1
     speed = 1 / _step_seconds(model, 1)
@@ -48,7 +48,7 @@ def measure_rows(model: nn.Module) -> int:
     return rows
 
 
-def _step_seconds(model: nn.Module, rows: int) -> float:
+def _step_seconds(model: Module, rows: int) -> float:
     """The quickest of a few decode steps, as somebody else may use the machine too."""
     caches = make_prompt_cache(model)
     tokens = mx.zeros((rows, 1), dtype=mx.int32)

@@ -14,9 +14,10 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend, validator_for
-from mlx_rq.jobs.schemas import Schema
 from referencing import Registry
 from referencing.exceptions import Unresolvable
+
+from mlx_rq.jobs.schemas import Schema
 
 _REGEX_SECONDS = 0.25
 _LONGEST_MESSAGE = 300
@@ -35,7 +36,7 @@ class Check:
     def __init__(self, schema: Schema) -> None:
         draft = validator_for(schema, default=Draft202012Validator)
         try:
-            draft.check_schema(schema)
+            draft.check_schema(dict(schema))
         except SchemaError as error:
             raise SchemaFault(_message(error)) from None
         self._validator = _bounded(draft)(
@@ -66,14 +67,13 @@ def _bounded(draft: type[Validator]) -> type[Validator]:
 
     jsonschema uses `re`, which a hostile pattern can hold up for ever.
     """
-    return extend(
-        draft,
-        {
-            "pattern": _pattern,
-            "patternProperties": _pattern_properties,
-            "additionalProperties": _additional_properties,
-        },
-    )
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    bounded: type[Validator] = extend(draft, keywords)  # type: ignore[no-untyped-call]
+    return bounded
 
 
 def _matches(pattern: str, text: str) -> bool:

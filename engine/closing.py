@@ -4,16 +4,17 @@ It tells how many tokens an answer needs at least, and what to write when the bu
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-_CLOSERS = ("}", "]", '"', "0", "1", "null", "true", ",", ":", "[", "{", "-", "T", "Z")
+_CLOSERS = ("}", "]", '"', ",", ":", "0", "1", "null", "true", "[", "{", "-", "T", "Z")
 """Tokens that bring JSON to its end, the most wanted first. White space is not among them."""
 
 _LONGEST_END = 2_000
-"""Tokens after which the search is given up: some texts (a pattern's) it does not bring to an end."""
+"""Tokens after which the search is given up: to some texts (a pattern's) it finds no end."""
 
 
 class Closer:
@@ -26,11 +27,12 @@ class Closer:
     def __init__(
         self, tokenizer: LLTokenizer, end_marks: Sequence[int], end_text: str = ""
     ) -> None:
-        tokenized = {text: tokenizer.greedy_tokenize(text) for text in _CLOSERS}
-        single = {text: tokens[0] for text, tokens in tokenized.items() if len(tokens) == 1}
-        self._order = [*end_marks, *single.values()]
-        self._brackets = {token for text, token in single.items() if text in ("}", "]")}
-        self._quote = single.get('"')
+        # Of a word its first token: where JSON allows that, the rest of the word is forced.
+        first = {text: tokenizer.greedy_tokenize(text)[0] for text in _CLOSERS}
+        self._order = [*end_marks, *first.values()]
+        self._brackets = {first["}"], first["]"]}
+        self._quote = first['"']
+        self._zero, self._one = first["0"], first["1"]
         self._newline = tokenizer.greedy_tokenize("\n")[0]
         self._end_text = tokenizer.tokenize_str(end_text)
 
@@ -44,18 +46,15 @@ class Closer:
         while not matcher.is_accepting():
             if matcher.is_error() or len(tokens) > _LONGEST_END:
                 return None
-            step = matcher.compute_ff_tokens() or self._next(matcher)
+            step = matcher.compute_ff_tokens() or self._next(matcher, tokens)
             if not matcher.consume_tokens(step):
                 return None
             tokens += step
         return tokens
 
-    def _next(self, matcher: LLMatcher) -> list[int]:
-        words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-
-        def may_come(token: int | None) -> bool:
-            return token is not None and bool(words[token >> 5] >> (token & 31) & 1)
-
+    def _next(self, matcher: LLMatcher, before: Sequence[int]) -> list[int]:
+        words = _words(matcher)
+        may_come = partial(_is_set, words)
         best = next(filter(may_come, self._order), None)
         if best is None:
             return [_lowest(words)]
@@ -64,9 +63,23 @@ class Closer:
         if best in self._brackets and all(map(may_come, self._brackets)):
             if may_come(self._newline) and self._end_text:
                 return self._end_text
-            if self._quote is not None and may_come(self._quote):
+            if may_come(self._quote):
                 return [self._quote]
+        if best == self._zero and may_come(self._one) and before[-8:].count(self._one) < 4:
+            # No number begins with two digits, the first 0. But a date does, and has no year 0000:
+            # four times 1, then. More would never end where a multiple of something is wanted.
+            ahead = matcher.deep_copy()
+            if ahead.consume_token(best) and _is_set(_words(ahead), self._one):
+                return [self._one]
         return [best]
+
+
+def _words(matcher: LLMatcher) -> NDArray[np.uint32]:
+    return np.frombuffer(matcher.compute_bitmask(), np.uint32)
+
+
+def _is_set(words: NDArray[np.uint32], token: int) -> bool:
+    return bool(words[token >> 5] >> (token & 31) & 1)
 
 
 def _lowest(words: NDArray[np.uint32]) -> int:

@@ -17,9 +17,10 @@ from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
+
 from mlx_rq.engine.check import Check
 from mlx_rq.engine.grammar import Grammar
-from numpy.typing import NDArray
 
 Masks = NDArray[np.int32]
 """One row of bits for each row of the batch, 32 tokens a word; all ones where a row is free."""
@@ -65,8 +66,8 @@ class Compiled(Protocol):
     checks: Sequence[Check | None]
     """Validates what each part of the grammar describes, where that is JSON."""
     warnings: Sequence[str]
-    least: int | None
-    """Tokens of a short text that fits the grammar; None where none was found."""
+    shortest: Sequence[int] | None
+    """The tokens of a short text that fits the grammar; None where none was found."""
 
     def start(self, budget: int, *, close: bool) -> Constraint | None:
         """Gives a row's constraint, None where all is allowed.
@@ -216,4 +217,3 @@ def _key(grammar: Grammar) -> str:
     for part in grammar.parts:
         digest.update(b"\0" + part.lark.encode())
     return digest.hexdigest()
-

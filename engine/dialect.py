@@ -7,6 +7,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
+
 from mlx_rq.engine.lark import special_tokens
 from mlx_rq.engine.tool_formats import Format, format_of
 
@@ -35,12 +36,11 @@ class Dialect:
     native_tools: bool
     """Whether the model's template renders tools; else they are described to it in words."""
 
-
     @property
     def end_marks(self) -> list[int]:
         """The special tokens that end the reasoning, an argument of a call, a call."""
         marks = (self.think_end, self.end_text.strip(), self.call_end)
-        return [self.specials[mark] for mark in marks if mark in self.specials]
+        return [self.specials[mark] for mark in marks if mark and mark in self.specials]
 
     @property
     def end_text(self) -> str:

@@ -4,12 +4,12 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_rq.engine.constrain import Compilation, Compiled, Compilers, Constraint, GrammarFault
 from mlx_rq.engine.dialect import Dialect, dialect_of, reasoning_is_open
-from mlx_rq.engine.grammar import Grammar, Tools, grammar_of, tools_of
+from mlx_rq.engine.grammar import Grammar, Tools, grammar_of, schema_of, tools_of
 from mlx_rq.engine.guidance import Guidance
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.parse import (
@@ -19,6 +19,7 @@ from mlx_rq.engine.parse import (
     split_calls,
     split_reasoning,
 )
+from mlx_rq.engine.tool_formats import mended
 from mlx_rq.jobs.errors import ErrorObject, RequestError, error_object
 from mlx_rq.jobs.requests import ChatRequest, Request
 
@@ -117,7 +118,7 @@ class Form:
     def start(self, budget: int) -> Constraint | None:
         """Gives a row its constraint; raises RequestError where the grammar does not compile."""
         compiled = self._compiled()
-        return compiled and compiled.start(budget, close=self.close_json)
+        return None if compiled is None else compiled.start(budget, close=self.close_json)
 
     def _compiled(self) -> Compiled | None:
         if self.compilation is None or self.grammar is None:
@@ -172,7 +173,12 @@ class Form:
         if found.calls or found.cut:
             content = content.strip()
         reading = Reading(content or None if found.calls or found.cut else content)
-        reading.calls, reading.named_call = found.calls, self.tools.mode == "named"
+        schemas = {tool.function.name: schema_of(tool) for _, tool in self.tools.usable}
+        reading.calls = [
+            replace(call, arguments=mended(call.arguments, schemas[call.name]))
+            for call in found.calls
+        ]
+        reading.named_call = self.tools.mode == "named"
         if found.cut:
             message = "A tool call was cut off by the token budget and left out."
             reading.warnings.append({"code": "tool_call_cut", "message": message})
@@ -228,10 +234,10 @@ class Form:
                 "The token budget ran out; the text was steered to its end so that it validates."
             )
         if compiled and constraint is not None:
-            if compiled.least is not None and compiled.least > budget:
+            if compiled.shortest is not None and len(compiled.shortest) > budget:
                 warnings["budget_too_small"] = (
                     f"The token budget is {budget}, but a valid answer needs about "
-                    f"{compiled.least} tokens. Raise max_completion_tokens."
+                    f"{len(compiled.shortest)} tokens. Raise max_completion_tokens."
                 )
             elif not finished and not constraint.complete:
                 warnings["cut_off"] = (
@@ -262,4 +268,3 @@ def tool_calls(reading: Reading, task_id: str, row: int) -> list[dict[str, Any]]
 
 def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + "…"
-

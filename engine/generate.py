@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from functools import cached_property
 from importlib.metadata import version
 
@@ -22,8 +23,11 @@ from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
 from mlx_rq.engine.schedule import Cohort, Schedule
+from mlx_rq.engine.scoring import Scoring
 from mlx_rq.engine.solo import SoloGenerator, can_batch
+from mlx_rq.engine.spelling import Spelling
 from mlx_rq.engine.trunks import Trunk, Trunks, key_of
+from mlx_rq.jobs.as_chat import restated
 from mlx_rq.jobs.errors import RequestError, error_object
 
 logger = logging.getLogger("mlx_rq.engine")
@@ -73,6 +77,8 @@ class MLXEngine:
         self._tasks: dict[str, Task] = {}
         self._rows: dict[str, list[Row]] = {}  # of every task that has not ended
         self._forms = Forms(model, close_json=options.close_json)
+        self._spelling = Spelling(model.tokenizer)
+        self._scoring = Scoring()
         self._compiling: list[Row] = []  # rows whose grammars are not compiled yet
         self._running: dict[int, Row] = {}  # by the generator's uid
         self._alone: deque[Row] = deque()  # rows that are generated one at a time after an error
@@ -112,7 +118,8 @@ class MLXEngine:
 
     @property
     def waiting(self) -> int:
-        return len(self._schedule) + len(self._alone) + len(self._compiling)
+        waiting = len(self._schedule) + len(self._alone) + len(self._compiling)
+        return waiting + len(self._scoring)
 
     @property
     def totals(self) -> Totals:
@@ -144,11 +151,12 @@ class MLXEngine:
                 rows = rows_of(task, self._model, self._forms, now=self._clock())
                 self._check_memory(rows)
             except RequestError as error:
-                refused.append(Outcome(task.id, {"error": error.error}))
+                refused.append(_refusal(task, error))
                 continue
             self._tasks[task.id] = task
             self._rows[task.id] = rows
-            self._compiling += rows
+            self._compiling += [row for row in rows if row.budget > 0]
+            self._scoring.add(rows)
             self._totals.tasks += 1
         return refused + self._schedule_compiled()
 
@@ -161,8 +169,8 @@ class MLXEngine:
             try:
                 row.start()
             except RequestError as error:
+                refused.append(_refusal(self._tasks[row.task_id], error))
                 self.cancel(row.task_id)
-                refused.append(Outcome(row.task_id, {"error": error.error}))
             else:
                 self._compiling.remove(row)
                 self._schedule.add([row])
@@ -183,6 +191,7 @@ class MLXEngine:
         self._tasks.pop(task_id, None)
         gone = {row for row in self._rows.pop(task_id, ()) if not row.twins}
         self._schedule.remove(gone)
+        self._scoring.remove(gone)
         self._compiling = [row for row in self._compiling if row not in gone]
         self._alone = deque(row for row in self._alone if row not in gone)
         self._take_out([uid for uid, row in self._running.items() if row in gone])
@@ -190,14 +199,14 @@ class MLXEngine:
     def _take_out(self, uids: Sequence[int]) -> list[Row]:
         """Takes rows out of the batch."""
         if uids:
-            self._generator.remove(uids)  # type: ignore[no-untyped-call]
+            self._generator.remove(uids)
         return [self._running.pop(uid) for uid in uids]
 
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""
         if not self._running and not self.waiting:
             return []
-        refused = self._schedule_compiled()
+        ended = self._schedule_compiled() + self._score_prompts()
         if not self._running and self.waiting == len(self._compiling) > 0:
             self._forms.wait()
         try:
@@ -205,8 +214,21 @@ class MLXEngine:
             self._admit()
             finished = self._decode()
         except Exception as error:
-            return refused + self._recover(error)
-        return refused + [outcome for row in finished for outcome in self._finish(row)]
+            return ended + self._recover(error)
+        return ended + [outcome for row in finished for outcome in self._finish(row)]
+
+    def _score_prompts(self) -> list[Outcome]:
+        """Scores a chunk of a prompt whose own logprobs are asked for."""
+        row = self._scoring.head
+        if row is None:
+            return []
+        try:
+            self._totals.prefilled_tokens += self._scoring.advance()
+        except Exception as error:
+            logger.error("the engine raised at a prompt's logprobs", exc_info=error)
+            self.cancel(row.task_id)
+            return [_failure(row.task_id, error)]
+        return self._complete(row.task_id)
 
     def _admit(self) -> None:
         """Builds a chunk of the next cohort's trunk; hands its rows over once there is room."""
@@ -294,15 +316,16 @@ class MLXEngine:
 
     def _decode(self) -> list[Row]:
         """Does one decode step and returns the rows that ended by it."""
-        _, responses = self._generator.next()  # type: ignore[no-untyped-call]
+        _, responses = self._generator.next()
         finished: list[int] = []
         stopped: list[int] = []
         for response in responses:
             row = self._running[response.uid]
             self._totals.decoded_tokens += 1
             row.finish_reason = response.finish_reason
+            measured: Any = response.logprobs  # ours: TokenLogprobs, or None
             # A stop token is not part of the text; the last token of a spent budget is.
-            if response.finish_reason != "stop" and row.add(response.token):
+            if response.finish_reason != "stop" and row.add(response.token, measured):
                 row.finish_reason = "stop"
                 if response.finish_reason is None:
                     stopped.append(response.uid)
@@ -316,17 +339,26 @@ class MLXEngine:
         for twin in row.twins:
             twin.answer_as(row)
             twin.cached_tokens = len(twin.prompt)
-        outcomes = []
-        for task_id in dict.fromkeys(row.task_id for row in (row, *row.twins)):
-            rows = self._rows.get(task_id)
-            if rows and all(row.finish_reason is not None for row in rows):
-                request = self._tasks.pop(task_id).request
-                del self._rows[task_id]
-                response = answer(
-                    task_id, request, rows, model_id=self.model_id, fingerprint=self.fingerprint
-                )
-                outcomes.append(Outcome(task_id, response))
-        return outcomes
+        task_ids = dict.fromkeys(row.task_id for row in (row, *row.twins))
+        return [outcome for task_id in task_ids for outcome in self._complete(task_id)]
+
+    def _complete(self, task_id: str) -> list[Outcome]:
+        """Gives the outcome of a task once all of its rows are done."""
+        rows = self._rows.get(task_id)
+        if not rows or not all(row.done for row in rows):
+            return []
+        del self._rows[task_id]
+        self._scoring.remove(rows)
+        request = self._tasks.pop(task_id).request
+        response = answer(
+            task_id,
+            request,
+            rows,
+            self._spelling,
+            model_id=self.model_id,
+            fingerprint=self.fingerprint,
+        )
+        return [Outcome(task_id, response)]
 
     def _recover(self, error: Exception) -> list[Outcome]:
         """Finds the task that makes the engine raise: all that were aboard go on, one at a time.
@@ -346,13 +378,24 @@ class MLXEngine:
         for task in tasks:
             self.cancel(task.id)
             if len(tasks) == 1:
-                message = f"The engine failed on this request: {type(error).__name__}: {error}"
-                failure = error_object(message, code="engine_error", type="server_error")
-                outcomes.append(Outcome(task.id, {"error": failure}))
+                outcomes.append(_failure(task.id, error))
             else:
                 rows = rows_of(task, self._model, self._forms, now=self._clock())
                 for row in rows:
                     row.start()
                 self._tasks[task.id], self._rows[task.id] = task, rows
                 self._alone.extend(rows)
+                self._scoring.add(rows)
         return outcomes
+
+
+def _refusal(task: Task, error: RequestError) -> Outcome:
+    """The outcome of a task that can never be generated."""
+    return Outcome(task.id, {"error": restated(error, task.request).error})
+
+
+def _failure(task_id: str, error: Exception) -> Outcome:
+    """The outcome of a task at which the engine raised."""
+    message = f"The engine failed on this request: {type(error).__name__}: {error}"
+    failure = error_object(message, code="engine_error", type="server_error")
+    return Outcome(task_id, {"error": failure})

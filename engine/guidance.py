@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
+
 from mlx_rq.engine.check import Check, SchemaFault
 from mlx_rq.engine.closing import Closer
 from mlx_rq.engine.constrain import Constraint, GrammarFault, Masks
@@ -60,10 +61,9 @@ class Guidance:
             raise self._blame(tokenizer, grammar, error) from None
         if matcher is None:
             warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
-            return CompiledGrammar(self, closer, None, checks, warnings, 0)
-        end = closer.shortest_end(matcher)
-        least = None if end is None else len(end)
-        return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), least)
+            return CompiledGrammar(self, closer, None, checks, warnings, ())
+        shortest = closer.shortest_end(matcher)
+        return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), shortest)
 
     def _ready(self) -> tuple[LLTokenizer, Closer]:
         """Sets the tokenizer up the first time; that takes about a second."""
@@ -136,21 +136,22 @@ class CompiledGrammar:
         matcher: LLMatcher | None,
         checks: Sequence[Check | None],
         warnings: Sequence[str],
-        least: int | None,
+        shortest: Sequence[int] | None,
     ) -> None:
         self._guidance = guidance
         self._closer = closer
         self._matcher = matcher
         self.checks = checks
         self.warnings = warnings
-        self.least = least
+        self.shortest = shortest
 
     def start(self, budget: int, *, close: bool) -> Constraint | None:
         if self._matcher is None:
             return None
         # What may end at once is no structure: free text, from which calls may follow.
-        closer = self._closer if close and self.least != 0 else None
-        close_from = budget - (self.least or 0) - 3 * _CLOSE_MARGIN
+        structured = self.shortest is None or len(self.shortest) > 0
+        closer = self._closer if close and structured else None
+        close_from = budget - len(self.shortest or ()) - 3 * _CLOSE_MARGIN
         matcher = self._matcher.deep_copy()
         return GuidanceConstraint(self._guidance, matcher, budget, closer, close_from)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -29,7 +29,7 @@ class KVCost:
         return rows * (self.per_row + tokens * self.per_token)
 
 
-def measure_kv(model: nn.Module) -> KVCost:
+def measure_kv(model: Module) -> KVCost:
     """Measures a model's KV by computing one token with it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
@@ -54,9 +54,10 @@ def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
             yield from _leaves(inner)
 
 
-def default_kv_bytes(model: nn.Module) -> int:
+def default_kv_bytes(model: Module) -> int:
     """Says how many bytes trunks and rows together may take on this machine beside the weights."""
-    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    parameters: Any = tree_flatten(model.parameters())
+    weights = sum(array.nbytes for _, array in parameters)
     if mx.metal.is_available():
         limit = int(mx.device_info()["max_recommended_working_set_size"])
         room = _SHARE * (limit - weights)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+
 from mlx_rq.engine.gguf import DTYPES, Dtype, default_dtype
 
 if TYPE_CHECKING:

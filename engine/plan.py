@@ -118,7 +118,7 @@ def plan(
 
 
 def distinct_tokens(rows: Sequence[PlanRow]) -> int:
-    """Count the nodes of the rows' prefix tree: the tokens that have to be computed at least once."""
+    """Count the nodes of the rows' prefix tree: what has to be computed at least once."""
     return _sort(rows)[2]
 
 

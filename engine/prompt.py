@@ -10,30 +10,32 @@ model without a template gets a plain transcript:
     User: …
 
     Assistant:
+
+Texts of a chat never become control tokens (`mlx_rq.engine.literal`); a completion's prompt may be
+written with them.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_rq.engine.dialect import Dialect, describe_tools, spell_out_calls
+
+from mlx_rq.engine.dialect import Dialect, describe_tools, dialect_of, spell_out_calls
+from mlx_rq.engine.infill import infill
+from mlx_rq.engine.literal import guard_for
 from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.requests import (
-    AssistantMessage,
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    Request,
-    TextPart,
-)
+from mlx_rq.jobs.messages import AssistantMessage, Message, TextPart
+from mlx_rq.jobs.requests import ChatRequest, CompletionRequest, Request
 
 _PLAIN_ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 def render(
-    request: Request, tokenizer: TokenizerWrapper, vocabulary: int, dialect: Dialect
+    request: Request,
+    tokenizer: TokenizerWrapper,
+    vocabulary: int,
+    dialect: Dialect | None = None,
 ) -> list[list[int]]:
     """Gives the prompts of a request as token ids; chats have one, completions one or more.
 
@@ -41,6 +43,7 @@ def render(
     vocabulary, or a prompt comes to no token at all.
     """
     if isinstance(request, ChatRequest):
+        dialect = dialect or dialect_of(tokenizer)
         prompts, param = [_render_chat(request, tokenizer, dialect)], "messages"
     else:
         prompts, param = _render_completion(request, tokenizer, vocabulary), "prompt"
@@ -71,21 +74,24 @@ def _render_completion(
                 param="prompt",
             )
         prompts.append(list(prompt))
+    if request.suffix:
+        return [infill(prompt, request.suffix, tokenizer) for prompt in prompts]
     return prompts
 
 
-def _render_chat(
-    request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dialect
-) -> list[int]:
+def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dialect) -> list[int]:
     messages = [_plain(message) for message in request.messages]
     if not dialect.native_tools:
         messages = _with_tools_in_words(messages, request)
+    tools = _tools(request)
+    guard = guard_for([messages, tools], tokenizer)
+    messages, tools = guard.protect(messages), guard.protect(tools)
     if tokenizer.has_chat_template:
-        text = _apply_template(messages, request, tokenizer)
+        text = _apply_template(messages, tools, request, tokenizer)
     else:
         text = _transcript(messages)
     # The template writes its own special tokens.
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    return guard.encode(text, tokenizer)
 
 
 def _with_tools_in_words(
@@ -151,7 +157,10 @@ def _arguments(text: str) -> Any:
 
 
 def _apply_template(
-    messages: Sequence[dict[str, Any]], request: ChatRequest, tokenizer: TokenizerWrapper
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]],
+    request: ChatRequest,
+    tokenizer: TokenizerWrapper,
 ) -> str:
     # A last message of the assistant's is the beginning of the answer: the model goes on from it.
     continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
@@ -166,8 +175,8 @@ def _apply_template(
     if request.reasoning_effort is not None:
         options.setdefault("reasoning_effort", request.reasoning_effort)
         options.setdefault("enable_thinking", request.reasoning_effort != "none")
-    if request.tools:
-        options.setdefault("tools", _tools(request))
+    if tools:
+        options.setdefault("tools", tools)
 
     def apply(conversation: Sequence[dict[str, Any]]) -> str:
         text = tokenizer.apply_chat_template(
@@ -181,10 +190,10 @@ def _apply_template(
 
     try:
         return apply(messages)
-    except (TemplateError, TypeError, ValueError, KeyError) as refusal:
+    except Exception as refusal:  # a template is a program of somebody else's
         try:
             return apply(_folded(messages))
-        except (TemplateError, TypeError, ValueError, KeyError):
+        except Exception:
             raise RequestError(
                 f"Invalid 'messages': the model's chat template refuses them: {refusal}.",
                 code="invalid_value",

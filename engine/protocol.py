@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mlx_rq.jobs.requests import Request
+from mlx_rq.jobs.requests import JobRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Task:
     """
 
     id: str
-    request: Request
+    request: JobRequest
     rank: int = 0
 
 

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 from mlx_rq.engine.constrain import Constraint
 from mlx_rq.engine.form import Form, Forms, Reading
+from mlx_rq.engine.logprobs import PromptScore, TokenLogprobs
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.prompt import render
 from mlx_rq.engine.protocol import Task
 from mlx_rq.engine.sampling import RowSampler, SamplingParams
 from mlx_rq.engine.text import RowText
+from mlx_rq.engine.truncation import fitted
+from mlx_rq.jobs.as_chat import generated
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import ChatRequest, CompletionRequest, Request
 
@@ -22,7 +25,6 @@ class Row:
     task_id: str
     rank: int
     index: int
-    prompt_index: int
     prompt: list[int]
     budget: int
     sampler: RowSampler
@@ -30,10 +32,15 @@ class Row:
     text: RowText
     form: Form
     duplicate_key: Hashable | None
+    prompt_index: int = 0
     cached_tokens: int = 0
     depth: int = 0
     """Tokens of the trunk that it stands on."""
     finish_reason: str | None = None
+    score: PromptScore | None = None
+    """The logprobs of the prompt itself, where they are to be echoed; its choices share it."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each token of the text, for rows that ask."""
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
     counted: bool = False
@@ -53,14 +60,17 @@ class Row:
         """
         self.sampler.constraint = self.form.start(self.budget)
 
-    def add(self, token: int) -> bool:
+    def add(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Takes in a token of the answer; returns whether the answer is complete with it."""
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         stopped = self.text.add(token)
         return stopped or (self.constraint is not None and self.constraint.done)
 
     def answer_as(self, other: "Row") -> None:
         """Takes another row's answer for this row's."""
         self.text, self.finish_reason = other.text, other.finish_reason
+        self.logprobs = other.logprobs
         self.sampler.constraint = other.constraint
 
     def read(self) -> Reading:
@@ -72,6 +82,16 @@ class Row:
     def tokens(self) -> list[int]:
         """What must be prefilled: the prompt, and what it had generated before it was put back."""
         return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
+
+    def prompt_text(self, request: CompletionRequest) -> str:
+        """The row's prompt as it was sent; of token ids, the text."""
+        sent = request.prompts[self.prompt_index]
+        return sent if isinstance(sent, str) else self.text.decode(sent)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to compute for it."""
+        return self.finish_reason is not None and (self.score is None or self.score.done)
 
     @property
     def remaining(self) -> int:
@@ -85,47 +105,66 @@ def rows_of(task: Task, model: LoadedModel, forms: Forms, *, now: float) -> list
     Raises RequestError where a prompt does not fit the context, or cannot be rendered, or the
     model cannot give the answer the form that is asked for.
     """
-    request = task.request
+    request = _request_of(task, model, forms)
     params = _sampling(request, model.vocab_size)
     prompts = render(request, model.tokenizer, model.vocab_size, forms.dialect)
-    choices = request.n or 1
     rows = []
     for prompt_index, prompt in enumerate(prompts):
         budget = _budget(request, len(prompt), model.context_length)
         form = forms.form_of(request, prompt)
-        for choice in range(choices):
-            index = prompt_index * choices + choice
-            rows.append(_row(task, model, form, params, prompt, prompt_index, index, budget, now))
+        score = _score(request, model, prompt)
+        for choice in range(request.generated):
+            index = prompt_index * request.generated + choice
+            row = _row(task, request, model, form, params, prompt, index, budget)
+            row.prompt_index, row.score, row.since = prompt_index, score, now
+            rows.append(row)
     return rows
+
+
+def _request_of(task: Task, model: LoadedModel, forms: Forms) -> Request:
+    """Gives what a task generates from, shortened to the context where it may be."""
+    request = generated(task.request)
+    if isinstance(request, ChatRequest) and getattr(task.request, "truncation", None) == "auto":
+        return fitted(request, model, forms.dialect)
+    return request
+
+
+def _score(request: Request, model: LoadedModel, prompt: list[int]) -> PromptScore | None:
+    """What is to measure a prompt's own tokens; None where nobody asks."""
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        return PromptScore(model.model, prompt, request.logprobs)
+    return None
 
 
 def _row(
     task: Task,
+    request: Request,
     model: LoadedModel,
     form: Form,
     params: SamplingParams,
     prompt: list[int],
-    prompt_index: int,
     index: int,
     budget: int,
-    now: float,
 ) -> Row:
-    request = task.request
     seed = f"{request.seed}/{index}" if request.seed is not None else os.urandom(16).hex()
     end_tokens = frozenset() if request.ignore_eos else model.eos_token_ids
     # Greedy rows, and rows of one seed, answer alike where all that shapes an answer is alike.
     duplicate_key: Hashable | None = None
     if params.greedy or request.seed is not None:
         stream = None if params.greedy else seed
-        duplicate_key = (type(request), params, stream, budget, request.stops, end_tokens, form.key)
+        duplicate_key = (
+            *(type(request), params, stream, budget, request.stops, end_tokens, form.key),
+            request.measured,
+        )
+    sampler = RowSampler(params, seed, model.vocab_size, prompt, model.eos_token_ids)
+    sampler.top_logprobs = request.measured
     return Row(
         task_id=task.id,
         rank=task.rank,
         index=index,
-        prompt_index=prompt_index,
         prompt=prompt,
         budget=budget,
-        sampler=RowSampler(params, seed, model.vocab_size, prompt, model.eos_token_ids),
+        sampler=sampler,
         end_tokens=end_tokens,
         text=RowText(
             model.tokenizer,
@@ -135,7 +174,7 @@ def _row(
         ),
         form=form,
         duplicate_key=duplicate_key,
-        since=now,
+        finish_reason="length" if budget == 0 else None,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+
 from mlx_rq.engine.constrain import Constraint, mask
 
 _TOP_P_HALVINGS = 20
@@ -70,6 +71,8 @@ class RowSampler:
     prompt: Sequence[int] = ()
     end_tokens: frozenset[int] = frozenset()
     constraint: Constraint | None = None
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens are told beside each chosen one; None for no logprobs."""
     drawn: int = 0
     _random: random.Random = field(init=False)
     _bias: mx.array | None = field(init=False, default=None)
@@ -136,9 +139,7 @@ class RowSampler:
         )
 
 
-def constrain(
-    logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array
-) -> mx.array:
+def constrain(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) -> mx.array:
     """Sets to -inf what the rows' constraints forbid; gives logits back as they are without any.
 
     Launches the forward pass first: while it runs, the constraints take in the last tokens (which

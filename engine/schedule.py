@@ -24,7 +24,7 @@ class Cohort:
 
 
 class Schedule:
-    """The rows that wait. A row whose answer is another's (same request, greedy) waits as its twin."""
+    """The rows that wait. A row whose answer is another's (the same request) waits as its twin."""
 
     def __init__(self, *, cohort_rows: int, min_trunk_tokens: int, max_wait: float) -> None:
         self._cohort_rows = cohort_rows

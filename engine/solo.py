@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.generate import BatchCounters, GenerationBatch
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import GenerationBatch
+from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_rq.engine.logprobs import measure, read
 from mlx_rq.engine.sampling import RowSampler, constrain, sample
 
 _TOLERANCE = 0.2
 """How far logits may differ in a batch, as a part of their spread: bfloat16 alone makes 0.04."""
 
 
-def can_batch(model: nn.Module) -> bool:
+def can_batch(model: Module) -> bool:
     """Tells whether rows of different lengths give the same logits together as each alone."""
     prompts, last = ([1, 2, 3, 4, 5], [3, 1, 2]), [2, 1]
     try:
@@ -39,7 +41,7 @@ def can_batch(model: nn.Module) -> bool:
         return False
 
 
-def _prefilled(model: nn.Module, prompt: Sequence[int]) -> list[Any]:
+def _prefilled(model: Module, prompt: Sequence[int]) -> list[Any]:
     caches: list[Any] = make_prompt_cache(model)
     model(mx.array([list(prompt)]), cache=caches)
     mx.eval([cache.state for cache in caches])
@@ -59,7 +61,7 @@ class _SoloRow:
 class SoloGenerator:
     """Does what RowGenerator does, with one row at a time."""
 
-    def __init__(self, model: nn.Module, *, prefill_step: int = 2048) -> None:
+    def __init__(self, model: Module, *, prefill_step: int = 2048) -> None:
         self._model = model
         self._prefill_step = prefill_step
         self._rows: deque[_SoloRow] = deque()
@@ -113,13 +115,15 @@ class SoloGenerator:
             self.counters.prompt_time += time.perf_counter() - started
             return [], []
         logits = self._model(mx.array([row.prompt]), cache=row.caches)[:, -1, :]
-        logits = constrain(logits, [row.sampler], mx.array(row.prompt))
-        chosen = sample(logits, [row.sampler], mx.array(row.prompt))
-        token = int(chosen.item())
+        allowed = constrain(logits, [row.sampler], mx.array(row.prompt))
+        chosen = sample(allowed, [row.sampler], mx.array(row.prompt))
+        (measured,) = read(measure(logits, chosen, [row.sampler]))
+        token = int(chosen.item())  # type: ignore[arg-type]
         row.prompt, row.left = [token], row.left - 1
         self.counters.decode_time += time.perf_counter() - started
         self.counters.generation_steps += 1
         reason = "stop" if token in row.end_tokens else "length" if row.left <= 0 else None
         if reason is not None:
             self._rows.popleft()
-        return [], [GenerationBatch.Response(row.uid, token, None, reason, None, None)]
+        told: Any = measured  # the stock class has an array there
+        return [], [GenerationBatch.Response(row.uid, token, told, reason, None, None)]

@@ -46,6 +46,21 @@ class RowText:
     def tokens(self) -> Sequence[int]:
         return self._tokens
 
+    @property
+    def marks(self) -> bool:
+        """Whether special tokens are in the text."""
+        return self._marks
+
+    @property
+    def uncut(self) -> str:
+        """The text with the stop in it, as far as it was decoded."""
+        return self._text
+
+    @property
+    def stopped_at(self) -> int | None:
+        """The place in `uncut` where the stop begins; None where there was none."""
+        return self._stopped_at
+
     def add(self, token: int) -> bool:
         """Takes one more token; returns whether a stop string is now complete."""
         self._tokens.append(token)
@@ -62,15 +77,16 @@ class RowText:
             self._search()
         return self._text[: self._stopped_at]
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Gives the text of tokens by themselves."""
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=not self._marks)
         return str(text)
 
     def _decode_all(self) -> str:
-        text = self._decode(self._tokens)
+        text = self.decode(self._tokens)
         if self._context:
-            before = self._decode(self._context)
-            joined = self._decode([*self._context, *self._tokens])
+            before = self.decode(self._context)
+            joined = self.decode([*self._context, *self._tokens])
             if joined.startswith(before):
                 text = joined[len(before) :]
         return text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else text
@@ -83,8 +99,8 @@ class RowText:
         tokens = [*self._context, *self._tokens]
         offset = len(self._context)
         start = offset + self._window if self._done or not offset else 0
-        known = self._decode(tokens[start : offset + self._done])
-        text = self._decode(tokens[start:])
+        known = self.decode(tokens[start : offset + self._done])
+        text = self.decode(tokens[start:])
         if text.endswith(_INCOMPLETE) or not text.startswith(known):
             return
         self._text += text[len(known) :]

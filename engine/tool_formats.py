@@ -10,6 +10,7 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,20 @@ def _keywords(lark: Lark, call: Call) -> str:
         head = lark.rule(f"{first} | {head}" if head else first)
         tail = lark.rule(f"({comma} {piece})? {tail}")
     return f"({head})?" if head else ""
+
+
+def mended(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Reads arguments that a parser left as text, though their schema wants no text.
+
+    The parsers of the XML-like formats know plain types only, no references to definitions.
+    """
+    properties = schema.get("properties", {})
+    read = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, str) and key in properties and not _may_be_text(properties[key]):
+            with suppress(ValueError):
+                read[key] = json.loads(value)
+    return read
 
 
 def _properties(call: Call) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 _TOKEN_BYTES = array("I").itemsize
@@ -57,7 +57,7 @@ class Trunks:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Module,
         *,
         chunk: int,
         clock: Callable[[], float] = time.monotonic,

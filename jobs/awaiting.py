@@ -6,13 +6,15 @@ waits, and wakes the futures of the jobs that the stream names.
 
 import asyncio
 import time
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.connection import SOCKET_TIMEOUT
 from redis.asyncio import Redis
 from rq.job import Job as RQJob
 from rq.job import JobStatus
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.connection import SOCKET_TIMEOUT
 
 _BLOCK_MILLISECONDS = 2000
 
@@ -63,12 +65,12 @@ class _Reader:
     async def _follow(self, client: Redis) -> None:
         try:
             newest = await client.xrevrange(keys.COMPLETIONS, count=1)
-            position = newest[0][0] if newest else b"0-0"
+            position: Any = newest[0][0] if newest else b"0-0"
             # What ended after a waiter's own look and before this position, the stream won't tell.
             await self._wake_ended(client, list(self._waiters))
             looked = time.monotonic()
             while self._waiters:
-                streams = await client.xread(
+                streams: Any = await client.xread(
                     {keys.COMPLETIONS: position}, block=_BLOCK_MILLISECONDS
                 )
                 for _, entries in streams or ():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mlx_rq.jobs.batch_answers import usage_of
 from mlx_rq.jobs.batch_files import Done, Outputs
 from mlx_rq.jobs.batch_lines import Line, Source, digest
 from mlx_rq.jobs.batch_records import Ended
@@ -68,11 +69,10 @@ class Tally:
             return
         self.answered += 1
         self.answers += 1
-        usage = ended.result.get("usage") or {}
-        details = usage.get("prompt_tokens_details") or {}
-        self.prompt_tokens += usage.get("prompt_tokens", 0)
-        self.cached_tokens += details.get("cached_tokens", 0)
-        self.completion_tokens += usage.get("completion_tokens", 0)
+        usage = usage_of(ended.result)
+        self.prompt_tokens += usage.prompt
+        self.cached_tokens += usage.cached
+        self.completion_tokens += usage.completion
 
     def __str__(self) -> str:
         errors = self.errors.total()
@@ -105,6 +105,7 @@ class Batch:
         self._source, self._outputs, self._state = source, outputs, state
         self._options = options
         self._done = Done()
+        self._stopping = False
         self.tally = Tally()
         self.flight = Flight(
             options.job,
@@ -114,13 +115,20 @@ class Batch:
             key_of=self._key_of,
         )
 
+    def stop(self) -> None:
+        """Lets `run` return within a second or so, with lines missing. A signal may call it."""
+        self._stopping = True
+
     def run(self, watch: Callable[["Batch"], None]) -> None:
         """Gives every line its record; calls `watch` at least once a second.
 
         Raises RequestError, before anything runs, where the input or an output is not right.
         """
         self._done = self._outputs.recover(ours=self._state.run is not None)
-        self.tally = self._check()
+        tally = self._check()
+        if self._stopping:
+            return
+        self.tally = tally
         if self._state.run is None or not self._outputs.answers.exists():
             self._state.start()
         self._outputs.create()
@@ -128,8 +136,9 @@ class Batch:
             self._fly(watch)
         finally:
             self._outputs.close()
-        in_order = self._options.order == "input"
-        self._outputs.tidy(self._source, self.tally.total, in_order=in_order)
+        if not self.tally.missing:
+            in_order = self._options.order == "input"
+            self._outputs.tidy(self._source, self.tally.total, in_order=in_order)
 
     def _fly(self, watch: Callable[["Batch"], None]) -> None:
         unsafe: list[Ended] = []
@@ -145,6 +154,8 @@ class Batch:
                 unsafe.clear()
                 sync_at = time.monotonic() + _SYNC_SECONDS
             watch(self)
+            if self._stopping:
+                return
 
     def _is_done(self, line: Line) -> bool:
         if line.fingerprint in self._done.answered:
@@ -172,6 +183,8 @@ class Batch:
         bad = 0
         first_bad: Line | None = None
         for line in self._source:
+            if self._stopping:
+                break
             tally.total += 1
             if line.custom_id is not None:
                 identity = digest(line.custom_id.encode())
@@ -187,7 +200,7 @@ class Batch:
                 tally.errors[done.failed[line.fingerprint].code] += 1
         if first_bad is not None and first_bad.fault is not None:
             raise self._bad(first_bad, first_bad.fault, bad - 1)
-        if not tally.total:
+        if not tally.total and not self._stopping:
             raise RequestError(f"{self._source.name} holds no requests.", code="empty_file")
         tally.resumed = tally.done
         tally.outdated = len(done.answered) - tally.answered

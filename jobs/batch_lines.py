@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeGuard
 
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import Kind
-from mlx_rq.jobs.validation import encode_body, kind_of, validate
+from mlx_rq.jobs.validation import encode_body, validate
 
-KIND_BY_URL: Mapping[str, Kind | None] = {
+KIND_BY_URL: Mapping[str, Kind] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
-    "/v1/responses": None,  # the door says what it thinks of those
+    "/v1/responses": "responses",
 }
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
@@ -102,8 +102,7 @@ def refusal(line: Line) -> RequestError | None:
     if line.fault is not None:
         return line.fault
     try:
-        kind = KIND_BY_URL[line.url] or kind_of(line.body)
-        validate(kind, line.body)
+        validate(KIND_BY_URL[line.url], line.body)
         encode_body(line.body)
     except RequestError as error:
         return error

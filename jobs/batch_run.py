@@ -12,6 +12,11 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
+from redis.exceptions import RedisError
+from rq.job import Job as RQJob
+from rq.results import Result
+from rq.utils import as_text
+
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.batch_lines import Line, refusal
 from mlx_rq.jobs.batch_records import Ended
@@ -26,10 +31,6 @@ from mlx_rq.jobs.errors import (
 from mlx_rq.jobs.handle import STATUSES, Job
 from mlx_rq.jobs.options import JobOptions
 from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION, submit_many
-from redis.exceptions import RedisError
-from rq.job import Job as RQJob
-from rq.results import Result
-from rq.utils import as_text
 
 DEFAULT_WINDOW = 2000
 """Jobs on the way: enough for a few workers to plan with, little for Redis to hold."""
@@ -157,12 +158,16 @@ class Flight:
 
     def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
         lines = [line for _, line in chunk]
-        jobs = submit_many(
-            [line.body for line in lines],
-            idempotency_keys=None if self._key_of is None else [*map(self._key_of, lines)],
-            redis_url=self._redis_url,
-            **asdict(self._options),
-        )
+        try:
+            jobs = submit_many(
+                [line.body for line in lines],
+                idempotency_keys=None if self._key_of is None else [*map(self._key_of, lines)],
+                redis_url=self._redis_url,
+                **asdict(self._options),
+            )
+        except RequestError as error:
+            self._refused(chunk, error)
+            return
         del self._unsent[: len(chunk)]
         for job, (number, line) in zip(jobs, chunk, strict=True):
             # The body lies in Redis now; only one copy of it need be held.
@@ -170,8 +175,24 @@ class Flight:
         # Those that were found again may have ended before anybody listened.
         self._take_results([job.id for job in jobs])
 
+    def _refused(self, chunk: Sequence[tuple[int, Line]], error: RequestError) -> None:
+        """Ends the line that only Redis shows to be wrong, as one that goes on from a lost answer.
+
+        Where it is one of many, they are sent one by one.
+        """
+        if len(chunk) > 1:
+            for one in chunk:
+                self._send([one])
+            return
+        ((number, line),) = chunk
+        del self._unsent[:1]
+        message = str(error).removeprefix("bodies[0]: ")
+        self._held[number] = Ended(line, {"error": {**error.error, "message": message}})
+
     def _collect(self) -> None:
         """Waits up to a second for jobs to end, unless some have, and takes their results."""
+        if not self._running:
+            return
         ready = self._next in self._held if self._ordered else bool(self._held)
         block = None if ready else int(1000 * _TURN_SECONDS)
         streams: Any = self._connection.xread(

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from mlx_rq.jobs.errors import RedisUnavailable, RequestError
 from redis import Redis
 from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+
+from mlx_rq.jobs.errors import RedisUnavailable, RequestError
 
 DEFAULT_URL = "redis://localhost:6379/0"
 URL_VARIABLE = "MLX_RQ_REDIS_URL"

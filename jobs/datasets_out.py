@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlx_rq.jobs.batch_answers import choice_of, text_of, value_of
+from mlx_rq.jobs.batch_answers import finish_reason_of, text_of, usage_of, value_of
 from mlx_rq.jobs.batch_lines import Source, input_changed
 from mlx_rq.jobs.batch_records import code_of, read_stored
 from mlx_rq.jobs.errors import JobFailed
@@ -112,10 +112,9 @@ class _Table:
             error = record["error"] or record["response"]["body"]["error"]
             return {**cells, "error": f"{code}: {error['message']}"}
         response = record["response"]["body"]
-        usage = response.get("usage") or {}
-        cells["finish_reason"] = choice_of(response)["finish_reason"]
-        cells["prompt_tokens"] = usage.get("prompt_tokens")
-        cells["completion_tokens"] = usage.get("completion_tokens")
+        usage = usage_of(response)
+        cells["finish_reason"] = finish_reason_of(response)
+        cells["prompt_tokens"], cells["completion_tokens"] = usage.prompt, usage.completion
         if self._dataset.schema is None:
             return {**cells, "answer": text_of(response)}
         try:

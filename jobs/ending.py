@@ -11,8 +11,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import SERIALIZER
 from redis import Redis
 from redis.client import Pipeline
 from rq import Queue
@@ -22,6 +20,9 @@ from rq.registry import BaseRegistry
 from rq.results import Result
 from rq.utils import current_timestamp, now, utcformat
 from rq.worker import BaseWorker
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import SERIALIZER
 
 Ending = Literal["finished", "failed", "canceled"]
 

@@ -65,6 +65,23 @@ class JobFailed(Exception):
         self.error = error
 
 
+class NotParsed(ValueError):
+    """A structured answer does not fit what was asked for; `text` is the answer.
+
+    `finish_reason` is `length` where the token budget cut it off.
+    """
+
+    def __init__(self, job_id: str, text: str, finish_reason: str, error: ValueError) -> None:
+        if finish_reason == "length":
+            reason = "the token budget cut it off; raise max_completion_tokens"
+        else:
+            reason = str(error)
+        super().__init__(f"job {job_id}: the answer does not parse: {reason}: {text[:200]!r}")
+        self.job_id = job_id
+        self.text = text
+        self.finish_reason = finish_reason
+
+
 class ResultTimeout(TimeoutError):
     """No result came in time. The job itself goes on; its id still names it."""
 

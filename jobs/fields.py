@@ -1,11 +1,25 @@
 """What the fields of every kind of body are made of."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=16),
+]
+"""The producer's own notes; nothing here reads them, and they stay with the job's body."""
+
+
+def string_or_array(value: Any) -> str:
+    """Tells a string from an array, so that an error speaks of the one that was meant."""
+    return "array" if isinstance(value, list) else "string"
 
 
 class Strict(BaseModel):

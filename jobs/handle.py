@@ -5,20 +5,24 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.awaiting import wait_for_end
-from mlx_rq.jobs.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.ending import end_job
-from mlx_rq.jobs.errors import JobFailed, JobNotFound, ResultTimeout, error_object
-from mlx_rq.jobs.options import DEFAULT_RESULT_TTL
-from mlx_rq.jobs.serving import workers_for
 from pydantic import BaseModel
 from redis import Redis
 from rq.command import send_command
+from rq.exceptions import NoSuchJobError
 from rq.job import Job as RQJob
 from rq.job import JobStatus
 from rq.results import Result
 from rq.utils import as_text
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.awaiting import wait_for_end
+from mlx_rq.jobs.batch_answers import finish_reason_of, text_of
+from mlx_rq.jobs.connection import connect, reachable, resolve_url
+from mlx_rq.jobs.ending import end_job
+from mlx_rq.jobs.errors import JobFailed, JobNotFound, NotParsed, ResultTimeout, error_object
+from mlx_rq.jobs.options import DEFAULT_RESULT_TTL
+from mlx_rq.jobs.payload import SERIALIZER, InertJob, Payload, read_payload
+from mlx_rq.jobs.serving import workers_for
 
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 
@@ -85,9 +89,7 @@ class Job:
             fields = self._connection.hgetall(RQJob.key_for(self.id))
             if not fields.get(b"status"):
                 raise JobNotFound(self.id)
-            text = {
-                name: as_text(fields.get(name.encode(), b"")) for name in _FIELDS
-            }
+            text = {name: as_text(fields.get(name.encode(), b"")) for name in _FIELDS}
             status = STATUSES.get(text["status"], "queued")
             try:
                 model, priority = keys.model_and_priority(text["origin"])
@@ -160,12 +162,17 @@ class Job:
         """Waits for a structured answer and returns it as what `schema` asked for.
 
         A pydantic class gives an instance of it, a JSON schema the plain value. Raises as `result`
-        does, and pydantic's ValidationError where the text does not fit the class.
+        does, and NotParsed, which carries the text, where that does not fit: the budget cut it off,
+        or the class asks for more than its JSON schema says.
         """
-        text = self.result(timeout)["choices"][0]["message"]["content"]
-        if isinstance(self._schema, type):
-            return self._schema.model_validate_json(text)
-        return json.loads(text)
+        response = self.result(timeout)
+        text = text_of(response)
+        try:
+            if isinstance(self._schema, type):
+                return self._schema.model_validate_json(text)
+            return json.loads(text)
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise NotParsed(self.id, text, finish_reason_of(response), error) from error
 
     def cancel(self) -> bool:
         """Ends the job without an answer, also where a worker is at it already.
@@ -196,6 +203,27 @@ class Job:
                     execution_id=execution.decode(),
                 )
         return bool(reply == b"ended")
+
+    def payload(self) -> Payload:
+        """Reads what was submitted: its kind and its body. Raises JobNotFound."""
+        with reachable(self._connection):
+            data: Any = self._connection.hget(RQJob.key_for(self.id), "data")
+        if data is None:
+            raise JobNotFound(self.id)
+        return read_payload(data)
+
+    def delete(self) -> None:
+        """Forgets the job, its body and its result; where it has not ended, it is cancelled first.
+
+        Raises JobNotFound where there is no such job (any more).
+        """
+        self.cancel()
+        with reachable(self._connection):
+            self._connection.delete(keys.result(self.id))
+            try:
+                InertJob.fetch(self.id, self._connection, serializer=SERIALIZER).delete()
+            except NoSuchJobError:
+                raise JobNotFound(self.id) from None
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:
         """Waits for the answer without blocking the event loop; raises as `result` does."""

@@ -7,6 +7,9 @@
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
     mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
+    mlx-rq:stored                   zset     jobs whose completions are listed, by time; trimmed
+    mlx-rq:metadata:<job id>        string   new metadata of a stored completion; JSON; TTL
+    mlx-rq:stream:<job id>          stream   text as it is generated (`mlx_rq.jobs.deltas`); TTL
 
 RQ's queues are called `mlx-rq:<model>:<priority>`, the model percent-encoded, because model ids
 hold slashes and RQ joins queue names with commas.
@@ -27,6 +30,8 @@ COMPLETIONS_KEPT = 100_000
 """Entries that the completions stream keeps (about 100 bytes each)."""
 
 RECOVERY = "mlx-rq:recovery"
+
+STORED = "mlx-rq:stored"
 
 OWNER = "mlx-rq:owner:"
 """Before a prefix (`mlx_rq.jobs.prefix`): names the worker that owns it."""
@@ -52,6 +57,16 @@ def worker(name: str) -> str:
 def idempotency(key: str) -> str:
     """Names the record of an idempotency key (hashed: the key is the user's and may be long)."""
     return f"mlx-rq:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def metadata(job_id: str) -> str:
+    """Names the key that holds the metadata that a stored completion got later."""
+    return f"mlx-rq:metadata:{job_id}"
+
+
+def stream(job_id: str) -> str:
+    """Names the stream of a job's text while it is generated."""
+    return f"mlx-rq:stream:{job_id}"
 
 
 def queue_name(model: str, priority: Priority) -> str:

@@ -9,6 +9,9 @@ from mlx_rq.jobs.keys import PRIORITIES, Priority
 DEFAULT_RESULT_TTL = 7 * 24 * 3600
 """Seconds that a result is kept."""
 
+STORED_TTL = 30 * 24 * 3600
+"""Seconds that a result is kept which the producer asked to store, as OpenAI does."""
+
 MAX_SECONDS = 2**31 - 1
 """The longest time to live and timeout: Redis and RQ count them in 32 bits."""
 
@@ -29,12 +32,14 @@ class JobOptions:
 
     `result_ttl` in seconds, counted from the end of the job; `timeout` in seconds, counted from
     the start of each attempt; `max_attempts` counts the attempts that died with their worker.
+    With `stream`, the worker publishes the text while it generates it (`mlx_rq.jobs.deltas`).
     """
 
     priority: Priority = "default"
     result_ttl: int = DEFAULT_RESULT_TTL
     timeout: float | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    stream: bool = False
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from redis import Redis
+from rq import Queue
+
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.jobs.serving import live_workers
-from redis import Redis
-from rq import Queue
 
 
 def overview(connection: Redis) -> dict[str, Any]:

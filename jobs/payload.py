@@ -4,10 +4,11 @@ import json
 import zlib
 from typing import Any, NamedTuple
 
-from mlx_rq.jobs.errors import RequestError
 from rq.exceptions import NoSuchJobError
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
+
+from mlx_rq.jobs.errors import RequestError
 
 SERIALIZER = JSONSerializer
 
@@ -37,7 +38,7 @@ class InertJob(RQJob):
             raise NoSuchJobError(f"job {self.id} has a malformed record: {error}") from error
 
     @property
-    def failure_callback(self) -> None:  # type: ignore[override]
+    def failure_callback(self) -> None:
         return None
 
     def send_webhooks(self, status: str, *, exc_string: str | None = None) -> None:

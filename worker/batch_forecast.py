@@ -9,6 +9,8 @@ from statistics import fmean
 from typing import Any
 
 import click
+
+from mlx_rq.jobs.as_chat import generated
 from mlx_rq.jobs.batch_lines import Line, Source, refusal
 from mlx_rq.jobs.connection import connect, reachable
 from mlx_rq.jobs.errors import RedisUnavailable, RequestError
@@ -56,7 +58,7 @@ def forecast(source: Source, *, redis_url: str | None, as_json: bool) -> None:
             errors[error.code or "invalid_request_error"] += 1
         elif len(sample) < SAMPLE:
             sample.append(line)
-    requests = [validate(kind_of(line.body), line.body) for line in sample]
+    requests = [generated(validate(kind_of(line.body), line.body)) for line in sample]
     workers = _workers(requests, redis_url)
     expected = _expect(lines, dict(errors.most_common()), requests, workers)
     if as_json:
@@ -110,6 +112,7 @@ def _tokenizer(model: str) -> Any:
     try:
         from huggingface_hub import snapshot_download
         from mlx_lm.utils import load_tokenizer
+
         from mlx_rq.engine.models import KNOWN_MODELS, find_pulled
     except ModuleNotFoundError:
         return None
@@ -126,10 +129,11 @@ def _prompts(request: Request, tokenizer: Any) -> Sequence[Prompt]:
     """Gives the prompts of a request as tokens, or without a tokenizer as text."""
     if tokenizer is None:
         return [_text(request)]
+    from mlx_rq.engine.dialect import dialect_of
     from mlx_rq.engine.prompt import render
 
     try:
-        return render(request, tokenizer, tokenizer.vocab_size)
+        return render(request, tokenizer, tokenizer.vocab_size, dialect_of(tokenizer))
     except RequestError:
         return []  # the worker will say so
 

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import click
-from mlx_rq.jobs.batch import Batch, Tally
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from mlx_rq.jobs.batch import Batch, Tally
 
 LINE_SECONDS = 10.0
 """How often a line is printed where there is no terminal."""

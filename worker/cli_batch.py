@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import click
+
 from mlx_rq.jobs.batch import Batch, BatchOptions, Tally
 from mlx_rq.jobs.batch_files import Outputs, PipedOutputs
 from mlx_rq.jobs.batch_lines import BatchFile, Source
@@ -83,7 +85,7 @@ def batch(
     if not dry_run and output is None:
         raise click.UsageError("say where the answers go with -o")
     try:
-        with _input(input_name) as path, _sigterm_as_ctrl_c():
+        with _input(input_name) as path:
             source = _source(path, input_name, options)
             if dry_run or output is None:
                 forecast(source, redis_url=options["redis_url"], as_json=as_json)
@@ -91,9 +93,6 @@ def batch(
             tally = _run(source, input_name, output, options, as_json)
     except (RequestError, RedisUnavailable, OSError) as error:
         _print_error(error, as_json)
-        sys.exit(NOT_FINISHED)
-    except KeyboardInterrupt:
-        click.echo("Stopped before anything ran.", err=True)
         sys.exit(NOT_FINISHED)
     sys.exit(tally.exit_code)
 
@@ -111,13 +110,19 @@ def _input(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Lets SIGTERM end a batch in as good order as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _stopping(batch: Batch) -> Iterator[None]:
+    """Lets Ctrl-C and SIGTERM end a batch in good order; a second one ends it at once."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        batch.stop()
+        signal.signal(signum, signal.default_int_handler)
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _source(path: Path, input_name: str, options: Mapping[str, Any]) -> Source:
@@ -223,13 +228,10 @@ def _run(
 
 
 def _run_batch(batch: Batch, options: Mapping[str, Any]) -> Tally:
-    """Runs to the end or to an interruption, which the tally shows as missing lines."""
-    try:
-        with watching(quiet=options["quiet"]) as watch:
-            batch.run(watch)
-    except KeyboardInterrupt:
-        if not batch.tally.total:
-            raise
+    """Runs to the end or until it is stopped, which the tally shows as missing lines."""
+    with _stopping(batch), watching(quiet=options["quiet"]) as watch:
+        batch.run(watch)
+    if batch.tally.exit_code == NOT_FINISHED:
         waiting = batch.flight.running + batch.flight.held
         click.echo(
             f"Stopped. {waiting:,} jobs stay in the queue; the same command takes them up again.",

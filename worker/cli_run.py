@@ -18,7 +18,7 @@ from mlx_rq.worker.embedded import DEFAULT_PORT, default_data_dir, embedded_valk
 DEMO_MODEL = "smollm2"
 
 
-class _RowCount(click.ParamType):
+class _RowCount(click.ParamType[int | None]):
     """A number of rows, or `auto` (None)."""
 
     name = "rows"
@@ -31,7 +31,7 @@ class _RowCount(click.ParamType):
         return int(value)
 
 
-class _ByteCount(click.ParamType):
+class _ByteCount(click.ParamType[int]):
     """A number of bytes, with a unit if wanted: 500MB, 8GB."""
 
     name = "bytes"
@@ -83,6 +83,11 @@ _worker_options = (
         default=30.0,
         help="Seconds after which a job goes before all others.",
     ),
+    option(
+        "--close-json",
+        is_flag=True,
+        help="Steer structured answers to their end when their token budget runs out.",
+    ),
 )
 
 
@@ -106,6 +111,7 @@ def worker(
     batch: int | None,
     kv_budget: int | None,
     max_wait: float,
+    close_json: bool,
     name: str | None,
     redis_url: str | None,
     **options: Any,
@@ -121,7 +127,10 @@ def worker(
         from mlx_rq.worker.worker import MLXWorker, WorkerOptions
     loaded = load(model, trust_remote_code=trust_remote_code)
     rows = batch_rows(loaded) if batch is None else batch
-    engine = MLXEngine(loaded, EngineOptions(rows=rows, kv_bytes=kv_budget, max_wait=max_wait))
+    engine_options = EngineOptions(
+        rows=rows, kv_bytes=kv_budget, max_wait=max_wait, close_json=close_json
+    )
+    engine = MLXEngine(loaded, engine_options)
     mlx_worker = MLXWorker(
         engine,
         connection,

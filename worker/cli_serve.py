@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+
 from mlx_rq.worker.cli import needs_extra, option, redis_option
 from mlx_rq.worker.embedded import default_data_dir
 
@@ -47,15 +48,6 @@ DEFAULT_HTTP_PORT = 8000
     help="Take background jobs also for models that no live worker serves yet.",
 )
 @option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
-@option("--webhooks", is_flag=True, help="Call the webhooks that jobs name.")
-@option(
-    "--webhook-secret",
-    default="",
-    metavar="TEXT",
-    show_default=False,
-    help="Signs webhooks; better given as MLX_RQ_WEBHOOK_SECRET.",
-)
-@option("--private-webhooks", is_flag=True, help="Call webhooks also at private addresses.")
 @redis_option
 @click.pass_context
 def serve(
@@ -69,9 +61,6 @@ def serve(
     max_queued: int,
     queue_unserved: bool,
     keep_on_disconnect: bool,
-    webhooks: bool,
-    webhook_secret: str,
-    private_webhooks: bool,
     redis_url: str | None,
 ) -> None:
     """Run the HTTP door: OpenAI's clients, or curl, put jobs into the queue and read results."""
@@ -87,9 +76,6 @@ def serve(
         max_queued=max_queued,
         queue_unserved=queue_unserved,
         keep_on_disconnect=keep_on_disconnect,
-        webhooks=webhooks,
-        webhook_secret=webhook_secret,
-        private_webhooks=private_webhooks,
     )
     log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
     server = make_server(settings, host, http_port, log_level)

@@ -30,6 +30,7 @@ from mlx_rq.jobs.payload import SERIALIZER, read_payload
 from mlx_rq.jobs.validation import validate
 from mlx_rq.worker.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases import LeaseKeeper
+from mlx_rq.worker.report import WindowReport
 from redis import Redis
 from redis.exceptions import RedisError
 from rq.suspension import is_suspended
@@ -98,6 +99,7 @@ class MLXWorker(BaseWorker):
         self._ended_jobs = 0
         self._discarded = 0
         self._lock = threading.Lock()
+        self._report = WindowReport(lambda: engine.totals)
         self._leases = LeaseKeeper(
             lease_connection,
             self,
@@ -161,6 +163,7 @@ class MLXWorker(BaseWorker):
             (self._jobs[outcome.id], outcome) for outcome in outcomes if outcome.id in self._jobs
         ]
         self._check_deadlines()
+        self._report.busy()
         try:
             self._commit()
         except RedisError as error:
@@ -201,6 +204,7 @@ class MLXWorker(BaseWorker):
         if claimed:
             self._start(claimed)
         elif not self._jobs and not self.options.burst:
+            self._report.idle()
             if self.get_state() != WorkerStatus.IDLE:
                 self.set_state(WorkerStatus.IDLE)
             self.claims.wait(IDLE_SECONDS)
@@ -328,6 +332,7 @@ class MLXWorker(BaseWorker):
             self._commit()
         except Exception as error:
             logger.error("%d answers could not be saved: %s", len(self._unsaved), error)
+        self._report.idle()
         self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
         try:
             if self._jobs:

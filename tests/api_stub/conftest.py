@@ -2,21 +2,28 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doors import OpenDoor, StartDoor, open_door
+from fakes import FakeEngine, RunningWorker, StartWorker, eventually
+from redis import Redis
+
 from mlx_rq.api_stub.settings import Settings
+from mlx_rq.jobs import keys
 
 
 @pytest.fixture
 def start_door(redis_url: str, tmp_path: Path) -> Iterator[StartDoor]:
     """Opens doors that stay open until the end of the test; takes the fields of Settings."""
+    number = count(1)
     with ExitStack() as stack:
 
         def start(**fields: Any) -> OpenDoor:
-            fields = {"data_dir": tmp_path / "data", "redis_url": redis_url, **fields}
+            folder = tmp_path / f"door {next(number)}"
+            fields = {"data_dir": folder, "redis_url": redis_url, **fields}
             return stack.enter_context(open_door(Settings(**fields)))
 
         yield start
@@ -26,3 +33,15 @@ def start_door(redis_url: str, tmp_path: Path) -> Iterator[StartDoor]:
 def door(start_door: StartDoor) -> OpenDoor:
     """A door as it is without any options."""
     return start_door()
+
+
+@pytest.fixture
+def start_worker(start_worker: StartWorker, connection: Redis) -> StartWorker:
+    """Starts workers, and waits until a door can see that they live."""
+
+    def start(engine: FakeEngine | None = None, **options: Any) -> RunningWorker:
+        worker = start_worker(engine, **options)
+        eventually(lambda: bool(connection.exists(keys.worker(worker.name))), "the worker")
+        return worker
+
+    return start

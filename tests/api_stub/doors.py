@@ -1,16 +1,21 @@
 """A real door on a free port, and OpenAI's unmodified clients in strict validation."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from fakes import PATIENCE, RunningWorker, eventually
+from fakes import PATIENCE, USAGE, answer, eventually
+from openai import AsyncOpenAI, OpenAI
+
 from mlx_rq.api_stub.server import DoorServer, make_server
 from mlx_rq.api_stub.settings import Settings
-from openai import AsyncOpenAI, OpenAI
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.response_object import response_object
+from mlx_rq.jobs.responses import ResponsesRequest
 
 
 @dataclass(frozen=True)
@@ -51,4 +56,37 @@ def open_door(settings: Settings) -> Iterator[OpenDoor]:
 
 
 StartDoor = Callable[..., OpenDoor]
-StartWorker = Callable[..., RunningWorker]
+
+
+def answer_any(task: Task) -> dict[str, Any]:
+    """Answers tasks of every kind, responses too."""
+    if not isinstance(task.request, ResponsesRequest):
+        return answer(task)
+    content = {
+        "type": "output_text",
+        "text": f"response for {task.id}",
+        "annotations": [],
+        "logprobs": [],
+    }
+    message = {
+        "id": f"msg_{task.id}",
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [content],
+    }
+    usage = {
+        **USAGE,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    return response_object(
+        task.request,
+        task.id,
+        status="completed",
+        model="fake",
+        created_at=time.time(),
+        completed_at=time.time(),
+        output=[message],
+        usage=usage,
+    )

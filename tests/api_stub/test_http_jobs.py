@@ -3,8 +3,9 @@
 import threading
 import time
 
-from doors import OpenDoor, StartDoor, StartWorker
-from fakes import FakeEngine, failure
+from doors import OpenDoor, StartDoor
+from fakes import FakeEngine, StartWorker, failure
+
 from mlx_rq.jobs.handle import fetch
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}

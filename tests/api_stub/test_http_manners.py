@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 from click.testing import CliRunner
-from doors import OpenDoor, StartDoor, StartWorker, open_door
+from doors import OpenDoor, StartDoor, open_door
+from fakes import StartWorker
+
 from mlx_rq.api_stub.manners import MAX_REQUEST_BYTES
 from mlx_rq.api_stub.settings import ApiKeys, Settings, check_binding, read_keys
 from mlx_rq.jobs.errors import RequestError
@@ -66,7 +68,9 @@ def test_error_shapes(
     assert (answer.status_code, _error(answer)["code"]) == (status, code)
 
 
-def test_json_with_parameters_in_its_content_type(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_json_with_parameters_in_its_content_type(
+    door: OpenDoor, start_worker: StartWorker
+) -> None:
     start_worker()
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     answer = door.http.post("/v1/jobs", content=b'{"prompt": "x"}', headers=headers)
@@ -185,7 +189,11 @@ def test_foreign_pages_have_no_use_of_an_open_door(door: OpenDoor, start_door: S
 
 def test_health_models_and_metrics(door: OpenDoor, start_worker: StartWorker) -> None:
     assert door.http.get("/health").json() == {
-        "status": "no_workers", "redis": True, "workers": 0, "queued": 0, "in_progress": 0,
+        "status": "no_workers",
+        "redis": True,
+        "workers": 0,
+        "queued": 0,
+        "in_progress": 0,
     }
     start_worker(served_names=["org/name"])
     models = door.client().models.list().data

@@ -12,9 +12,10 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models import llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_rq.engine.models import LoadedModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from mlx_rq.engine.models import LoadedModel
 
 CORPUS = [
     '{"name": "Ann", "age": 31, "tags": ["a", "b"], "ok": true, "none": null, "x": -1.5}',
@@ -31,7 +32,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "%s{% endif %}"
 )
-THINKING = "{% if open_thinking %}<think>\n{% elif not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+THINKING = (
+    "{% if open_thinking %}<think>\n"
+    "{% elif not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import speaking
+
 from mlx_rq.engine.constrain import Compiled, GrammarFault
 from mlx_rq.engine.dialect import dialect_of
 from mlx_rq.engine.grammar import closed, grammar_of

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.tool_parsers import gemma4, json_tools, kimi_k3, mistral
+
 from mlx_rq.engine.parse import (
     ParsedCall,
     ParseFault,

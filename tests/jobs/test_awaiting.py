@@ -5,14 +5,14 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, failure
-from mlx_rq.jobs import awaiting, keys
-from mlx_rq.jobs.connection import connect
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, failure
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, JobFailed, JobNotFound, submit, submit_many
+from mlx_rq.jobs import awaiting, keys
+from mlx_rq.jobs.connection import connect
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -236,9 +236,12 @@ def test_no_connection_stays_behind(held: RunningWorker, connection: Redis) -> N
         await waiting
 
     asyncio.run(run())
-    behind = [
-        client
-        for client in connection.client_list()
-        if client["id"] not in before and client["cmd"] == "xread"
-    ]
-    assert behind == []
+
+    def behind() -> list[Any]:
+        return [
+            client
+            for client in connection.client_list()
+            if client["id"] not in before and client["cmd"] == "xread"
+        ]
+
+    eventually(lambda: behind() == [], "the end of the reader's connections")

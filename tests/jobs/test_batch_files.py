@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from batch_helpers import batch_line, batch_lines, line_count, read_jsonl, write_jsonl
+
+from mlx_rq import RequestError
 from mlx_rq.jobs.batch_files import Outputs
 from mlx_rq.jobs.batch_lines import BatchFile, Line
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.batch_state import open_state
 from mlx_rq.jobs.errors import error_object
-
-from mlx_rq import RequestError
 
 
 def source_of(tmp_path: Path, records: list[dict[str, object]]) -> BatchFile:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from batch_helpers import echo, prompt_of, says
 from fakes import FakeEngine, RunningWorker, eventually, failure
-from mlx_rq.jobs.requests import ChatRequest
 from pydantic import BaseModel
 
 import mlx_rq
 from mlx_rq import Job, JobFailed, RedisUnavailable, RequestError
+from mlx_rq.jobs.requests import ChatRequest
 
 Worker = Callable[..., AbstractContextManager[RunningWorker]]
 

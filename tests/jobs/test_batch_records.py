@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from batch_helpers import batch_line
+
 from mlx_rq.jobs.batch_lines import Line, bad_line, good_line
 from mlx_rq.jobs.batch_records import Ended, Stored, encode_record, read_stored, record
 from mlx_rq.jobs.errors import ErrorType, RequestError, error_object

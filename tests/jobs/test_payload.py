@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.payload import (
     FUNCTION,

@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.connection import URL_VARIABLE, resolve_url
-from mlx_rq.jobs.options import DEFAULT_RESULT_TTL
-from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, read_payload
-from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION
 from pydantic import BaseModel
 from redis import Redis
 from rq import Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import IdempotencyConflict, Job, RequestError, fetch, submit, submit_many
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.connection import URL_VARIABLE, resolve_url
+from mlx_rq.jobs.options import DEFAULT_RESULT_TTL
+from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, read_payload
+from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION
 
 HI = [{"role": "user", "content": "Say hi."}]
 A_WEEK = 7 * 24 * 3600
@@ -153,7 +153,11 @@ class TestRefusal:
             ({"messages": HI, "temperature": 200}, "decimal_above_max_value", "temperature"),
             ({}, "missing_required_parameter", "messages"),
             ({"messages": HI, "prompt": "x"}, "invalid_value", "prompt"),
-            ({"input": "x"}, "unsupported_parameter", "input"),
+            (
+                {"input": "x", "max_output_tokens": 15},
+                "integer_below_min_value",
+                "max_output_tokens",
+            ),
             (
                 {"messages": HI, "chat_template_kwargs": {"x": math.nan}},
                 "invalid_json",

@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+
 from mlx_rq.jobs.connection import URL_VARIABLE
 from mlx_rq.worker.cli import main
 

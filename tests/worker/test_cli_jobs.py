@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from fakes import PATIENCE, FakeEngine, StartWorker, failure
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.jobs.payload import read_payload
-from mlx_rq.worker.cli import main
 from redis import Redis
 from rq import Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, submit
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.connection import URL_VARIABLE
+from mlx_rq.jobs.payload import read_payload
+from mlx_rq.worker.cli import main
 
 HI = [{"role": "user", "content": "Say hi."}]
 NOTE = "note: no live worker serves the model 'default': start one with `mlx-rq worker`"

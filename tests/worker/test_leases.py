@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, until_idle
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.options import RECOVERY_RETRIES
-from mlx_rq.jobs.payload import SERIALIZER, InertJob
-from mlx_rq.worker.claim import Claims
 from redis import Redis
 from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
 from rq.utils import current_timestamp
 
 from mlx_rq import Job, JobFailed, submit, submit_many
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.options import RECOVERY_RETRIES
+from mlx_rq.jobs.payload import SERIALIZER, InertJob
+from mlx_rq.worker.claim import Claims
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -87,6 +87,16 @@ class TestClaim:
         second = claims(connection, "second").take(2)
         assert [job.id for job in first + second] == [job.id for job in jobs]
         assert claims(connection, "third").take(2) == []
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_job_that_stands_in_the_queue_twice_is_claimed_once(
+        self, redis_url: str, connection: Redis, alone: bool
+    ) -> None:
+        job, last = submit_many([{"messages": HI}] * 2)
+        connection.rpush(f"rq:queue:{QUEUE}", job.id, job.id)
+        claimed = claims(connection).take(9, enough=9, alone=alone)
+        assert [job.id for job in claimed] == [job.id, last.id]
+        assert len(lease_ends(connection)) == connection.zcard(registry(connection).key) == 2
 
     def test_claims_of_many_threads_at_once_never_overlap(
         self, redis_url: str, connection: Redis

@@ -1,6 +1,8 @@
 """A job's whole way, with a real Valkey and an engine that answers as it is told."""
 
+import base64
 import json
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,9 +18,6 @@ from fakes import (
     failure,
     until_idle,
 )
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.overview import overview
-from mlx_rq.jobs.serving import live_workers, workers_for
 from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -29,6 +28,9 @@ from rq.suspension import resume, suspend
 from rq.worker import BaseWorker
 
 from mlx_rq import Job, JobFailed, as_completed, submit, submit_many
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.overview import overview
+from mlx_rq.jobs.serving import live_workers, workers_for
 
 HI = [{"role": "user", "content": "Say hi."}]
 BODY = {"messages": HI}
@@ -436,6 +438,65 @@ class TestTimeToLive:
         assert connection.ttl(RQJob.key_for(job.id)) == -1
         start_worker(FakeEngine(hold=True)).engine.wait_for_tasks(1)
         assert connection.ttl(RQJob.key_for(job.id)) == -1
+
+
+def stored(connection: Redis) -> dict[str, bytes]:
+    """Every value in Redis, by where it lies."""
+    values: dict[str, bytes] = {}
+    for key in connection.scan_iter():
+        name = key.decode()
+        match connection.type(key).decode():
+            case "string":
+                values[name] = connection.get(key)
+            case "hash":
+                values |= {f"{name} {at.decode()}": v for at, v in connection.hgetall(key).items()}
+            case "stream":
+                for number, (_, entry) in enumerate(connection.xrange(key)):
+                    values |= {f"{name} {number} {at.decode()}": v for at, v in entry.items()}
+            case "zset":
+                values[name] = b" ".join(connection.zrange(key, 0, -1))
+            case "list":
+                values[name] = b" ".join(connection.lrange(key, 0, -1))
+            case "set":
+                values[name] = b" ".join(connection.smembers(key))
+    return values
+
+
+def test_nothing_in_redis_is_pickled_and_prompts_lie_only_in_payloads(
+    redis_url: str, start_worker: StartWorker, connection: Redis
+) -> None:
+    secret = [{"role": "user", "content": "a secret " * 100}]
+    worker = start_worker(
+        FakeEngine(refuse=lambda task: failure("no") if task.request.seed == 1 else None)
+    )
+    bodies: list[dict[str, Any]] = [{"messages": secret, "seed": number} for number in (1, 2)]
+    answered = list(as_completed(submit_many(bodies), timeout=PATIENCE))
+    worker.engine.hold()
+    running = submit(messages=secret, idempotency_key="a secret key", timeout=1000)
+    worker.engine.wait_for_tasks(3)
+    cancelled = submit(messages=secret)
+    cancelled.cancel()
+
+    values = stored(connection)
+
+    payloads = [where for where in values if where.endswith(" data")]
+    assert {where.split()[0] for where in payloads} == {
+        RQJob.key_for(job.id) for job in (*answered, running, cancelled)
+    }
+    for where in payloads:
+        function, _, _, arguments = json.loads(zlib.decompress(values.pop(where)))
+        assert function.startswith("mlx_rq.")
+        assert arguments["body"]["messages"] == secret
+    for where in [where for where in values if where.endswith((" return_value", " exc_string"))]:
+        value = base64.b64decode(values.pop(where))
+        if where.endswith(" return_value"):
+            assert set(json.loads(value)) == {"result_key"}
+        else:
+            assert zlib.decompress(value).decode().partition(":")[0] in ("no", "cancelled")
+    for where, value in values.items():
+        assert "secret" not in where
+        assert b"secret" not in value, where
+        assert value.decode().isprintable(), where
 
 
 class TestRecords:

@@ -11,16 +11,16 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from fakes import PATIENCE, FakeEngine, StartWorker, until_idle
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, InertJob
+from fakes import PATIENCE, FakeEngine, StartWorker
 from redis import Redis
 from rq import Queue
 from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
 from rq.webhook import Webhook
 
-from mlx_rq import Job, JobFailed, submit, submit_many
+from mlx_rq import Job, JobFailed, submit
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, InertJob
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -223,21 +223,6 @@ class TestRecords:
         last.result(PATIENCE)
         assert worker.stop() == 2
         assert [task.id for task in worker.engine.added] == [job.id, last.id]
-
-    def test_two_workers_that_share_a_queue_do_it_once_too(
-        self, redis_url: str, connection: Redis, start_worker: StartWorker
-    ) -> None:
-        workers = [start_worker(), start_worker()]
-        for worker in workers:
-            worker.worker._leases.renew()  # so that both know of each other
-        job, last = submit_many([{"messages": HI}] * 2)
-        connection.rpush(f"rq:queue:{QUEUE}", job.id, job.id)
-        for waiting in (job, last):
-            waiting.result(PATIENCE)
-        until_idle(connection)
-        assert sum(worker.stop() for worker in workers) == 2
-        added = [task.id for worker in workers for task in worker.engine.added]
-        assert sorted(added) == sorted([job.id, last.id])
 
     @pytest.mark.parametrize("status", ["finished", "failed", "canceled", "started", "deferred"])
     def test_a_job_that_does_not_wait_is_not_claimed(

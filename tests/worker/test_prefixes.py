@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fakes import FakeEngine, RunningWorker, StartWorker, eventually
-from mlx_rq.engine.protocol import Task
-from mlx_rq.jobs.prefix import prefix_of
 
 from mlx_rq import submit_many
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.prefix import prefix_of
 
 LONG = "You know this document by heart. " * 20
 

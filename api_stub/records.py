@@ -1,0 +1,103 @@
+"""JSON records in a folder, one file each, replaced as a whole: what the door must not forget."""
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mlx_rq.api_stub.errors import ApiError
+
+Record = Mapping[str, Any]
+Order = Literal["asc", "desc"]
+
+
+def new_id(prefix: str) -> str:
+    """Makes an id that cannot be guessed and sorts by the time it was made."""
+    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+class Records:
+    """Records by their `id`, in memory and on disk. Used from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._records: dict[str, Record] = {}
+        for path in sorted(folder.glob("*.json")):
+            record: Record = json.loads(path.read_text())
+            self._records[record["id"]] = record
+
+    def get(self, identity: str) -> Record | None:
+        """Finds a record; None where there is none."""
+        return self._records.get(identity)
+
+    def all(self) -> list[Record]:
+        """Gives all records, the oldest first."""
+        with self._lock:
+            return [self._records[identity] for identity in sorted(self._records)]
+
+    def put(self, record: Record) -> None:
+        """Keeps a record, new or in the place of the one with its id; it survives a crash."""
+        with self._lock:
+            path = self._folder / f"{record['id']}.json"
+            fresh = path.with_suffix(".tmp")
+            with fresh.open("w") as file:
+                json.dump(record, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            self._records[record["id"]] = record
+
+    def update(
+        self, identity: str, change: Callable[[Record], Mapping[str, Any]], *, durable: bool = True
+    ) -> Record:
+        """Puts the fields that `change` gives into a record while nobody else touches it.
+
+        Not `durable`: only in memory, for what a restart finds out again.
+        """
+        with self._lock:
+            record = {**self._records[identity]}
+            record.update(change(record))
+            if durable:
+                self.put(record)
+            else:
+                self._records[identity] = record
+            return record
+
+    def delete(self, identity: str) -> None:
+        """Forgets a record."""
+        with self._lock:
+            self._records.pop(identity, None)
+            (self._folder / f"{identity}.json").unlink(missing_ok=True)
+
+
+def page(records: Sequence[Record], after: str | None, limit: int, order: Order) -> dict[str, Any]:
+    """Makes one page of a list of OpenAI's from records that lie oldest first.
+
+    Raises ApiError where `after` is not the id of one of them.
+    """
+    ordered = list(records) if order == "asc" else list(reversed(records))
+    start = 0
+    if after is not None:
+        ids = [record["id"] for record in ordered]
+        if after not in ids:
+            raise ApiError(
+                400,
+                f"Invalid 'after': nothing in this list has the id {after!r}.",
+                code="invalid_value",
+                param="after",
+            )
+        start = ids.index(after) + 1
+    data = ordered[start : start + limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + limit < len(ordered),
+    }

@@ -1,0 +1,164 @@
+"""/v1/responses: ask now or in the background, look, cancel, delete, go on from an earlier one."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.door import Door, JsonBody, TheDoor
+from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.examples import body_of
+from mlx_rq.api_stub.records import Order, page
+from mlx_rq.api_stub.waiting import answer
+from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError
+from mlx_rq.jobs.handle import Job
+from mlx_rq.jobs.history import items_of
+from mlx_rq.jobs.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
+from mlx_rq.jobs.response_object import job_of, response_id, response_object
+from mlx_rq.jobs.responses import ResponsesRequest
+from mlx_rq.jobs.validation import validate
+
+router = APIRouter(tags=["responses"])
+
+
+@router.post("/v1/responses", openapi_extra=body_of("responses"))
+async def create_response(request: Request, body: JsonBody, door: TheDoor) -> Response:
+    """Wait for a response; with `background: true`, only put it into the queue."""
+    wanted = validate("responses", body)
+    assert isinstance(wanted, ResponsesRequest)
+    options = JobOptions(result_ttl=DEFAULT_RESULT_TTL if wanted.store is False else STORED_TTL)
+    job = await door.submit(
+        request, "responses", body, options=options, waits=not wanted.background
+    )
+    if not wanted.background:
+        return await answer(request, door, job)
+    return JSONResponse(await run_in_threadpool(_view, job), headers={"x-job-id": job.id})
+
+
+@router.get("/v1/responses/{response}")
+async def get_response(door: TheDoor, response: str) -> JSONResponse:
+    """Give a response as it is now."""
+    return JSONResponse(await run_in_threadpool(_view, _job(door, response)))
+
+
+@router.post("/v1/responses/{response}/cancel")
+async def cancel_response(door: TheDoor, response: str) -> JSONResponse:
+    """End a response that has not ended."""
+    job = _job(door, response)
+
+    def cancel() -> dict[str, Any]:
+        _payload(job)
+        job.cancel()
+        view = _view(job)
+        if view["status"] != "cancelled":
+            raise ApiError(400, f"Cannot cancel a {view['status']} response.", code=None)
+        return view
+
+    return JSONResponse(await run_in_threadpool(cancel))
+
+
+@router.delete("/v1/responses/{response}")
+async def delete_response(door: TheDoor, response: str) -> JSONResponse:
+    """Forget a response; one that has not ended is cancelled."""
+    job = _job(door, response)
+
+    def delete() -> None:
+        _payload(job)
+        job.delete()
+
+    await run_in_threadpool(delete)
+    return JSONResponse({"id": response, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response}/input_items")
+async def list_input_items(
+    door: TheDoor,
+    response: str,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Order = "desc",
+) -> JSONResponse:
+    """List what a response was made from, also what came from the response before it."""
+    job = _job(door, response)
+    body = await run_in_threadpool(_payload, job)
+    given = items_of(body["input"])
+    items = [_listed(item, f"{job.id}{number:04x}") for number, item in enumerate(given)]
+    return JSONResponse(page(items, after, limit, order))
+
+
+def _not_found(response: str) -> ApiError:
+    return ApiError(404, f"Response with id '{response}' not found.", code=None, param="id")
+
+
+def _job(door: Door, response: str) -> Job:
+    job_id = job_of(response)
+    if job_id is None:
+        raise _not_found(response)
+    return Job(job_id, door.redis_url)
+
+
+def _payload(job: Job) -> dict[str, Any]:
+    """Reads the body of a response that is kept; raises ApiError where there is none."""
+    try:
+        kind, body = job.payload()
+    except (JobNotFound, RequestError):
+        raise _not_found(response_id(job.id)) from None
+    if kind != "responses" or body.get("store") is False:
+        raise _not_found(response_id(job.id))
+    return body
+
+
+def _view(job: Job) -> dict[str, Any]:
+    """Shows a response: what the worker wrote where it has, else what the request says."""
+    body = _payload(job)
+    info = job.info()
+    status, error = info["status"], None
+    if status not in ("queued", "in_progress"):
+        try:
+            return job.result(timeout=0)
+        except JobFailed as failure:
+            error = failure.error
+    request = validate("responses", body)
+    assert isinstance(request, ResponsesRequest)
+    return response_object(
+        request,
+        job.id,
+        status=status,
+        model=info["model"],
+        created_at=datetime.fromisoformat(info["created_at"]).timestamp(),
+        error=error if status == "failed" else None,
+    )
+
+
+_PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "reasoning": "rs_",
+}
+
+
+def _listed(item: Mapping[str, Any], number: str) -> dict[str, Any]:
+    """Writes an item as a list shows it: with an id, and its text in parts."""
+    kind = item.get("type", "message")
+    shown = {"id": f"{_PREFIXES[kind]}{number}", "status": "completed", **item, "type": kind}
+    if kind == "function_call_output" and not isinstance(item["output"], str):
+        shown["output"] = json.dumps(item["output"])
+    if kind != "message":
+        return shown
+    part: dict[str, Any] = {"type": "input_text"}
+    if item["role"] == "assistant":
+        part = {"type": "output_text", "annotations": [], "logprobs": []}
+    content = item["content"]
+    parts = [{"text": content}] if isinstance(content, str) else content
+    shown["content"] = [
+        {**part, **{name: value for name, value in given.items() if name == "text"}}
+        if given.get("type") != "refusal"
+        else given
+        for given in parts
+    ]
+    return shown

@@ -1,0 +1,173 @@
+"""What constraints cost: tokens a second beside free rows, and the time to compile a schema.
+
+    LD_PRELOAD=…/libopenblas.so.0 python bench/structured.py [--model smollm2] [--rows 16]
+        [--tokens 64] [--repeat 3] [--schemas FOLDER [--strict]] [--json]
+
+Prints ratios of one run, in which free and constrained batches take turns; absolute times depend
+on the machine. `--schemas` compiles a folder of real schemas (*.json) instead: how many are
+accepted, how many refused and why, and whether the shortest text for one is ever invalid.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_rq.engine.constrain import GrammarFault
+from mlx_rq.engine.dialect import dialect_of
+from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.grammar import grammar_of
+from mlx_rq.engine.guidance import CompiledGrammar, Guidance
+from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.validation import validate
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "people": {
+            "type": "array",
+            "minItems": 50,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                    "role": {"enum": ["engineer", "doctor", "teacher"]},
+                },
+                "required": ["name", "age", "role"],
+            },
+        }
+    },
+    "required": ["people"],
+}
+Body = dict[str, Any]
+
+
+def body(index: int, tokens: int, schema: Any = None, strict: bool = True) -> Body:
+    asked: Body = {
+        "messages": [{"role": "user", "content": f"List people of town {index} as JSON."}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": schema is None,
+    }
+    if schema is not None:
+        wanted = {"name": "X", "schema": schema, "strict": strict}
+        asked["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    return asked
+
+
+def seconds(model: LoadedModel, bodies: Sequence[Body]) -> float:
+    """Decodes the bodies in one batch and gives the seconds spent in decode steps, per token."""
+    engine = MLXEngine(model, EngineOptions(rows=len(bodies), chunk=512))
+    engine.add([Task(str(i), validate("chat", body)) for i, body in enumerate(bodies)])
+    while engine.running < len(bodies):
+        engine.step()
+    start, before = time.perf_counter(), engine.totals.decoded_tokens
+    while engine.running == len(bodies):
+        engine.step()
+    return (time.perf_counter() - start) / (engine.totals.decoded_tokens - before)
+
+
+def speed(model: LoadedModel, rows: int, tokens: int, repeat: int) -> dict[str, float]:
+    """Measures batches that are free, constrained, and free but for one row, in turns."""
+    free = [body(i, tokens) for i in range(rows)]
+    bound = [body(i, tokens, SCHEMA) for i in range(rows)]
+    kinds = {"free": free, "constrained": bound, "one constrained": [bound[0], *free[1:]]}
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(repeat):
+        for kind, bodies in kinds.items():
+            taken[kind].append(seconds(model, bodies))
+    best = {kind: min(times) for kind, times in taken.items()}
+    return {
+        "constrained / free, tokens a second": best["free"] / best["constrained"],
+        "free rows beside one constrained / alone": best["free"] / best["one constrained"],
+    }
+
+
+def compile_schema(
+    guidance: Guidance, model: LoadedModel, schema: Any, strict: bool
+) -> CompiledGrammar:
+    """Compiles a schema; raises RequestError or GrammarFault."""
+    request = validate("chat", body(0, 10, schema, strict))
+    grammar = grammar_of(request, dialect_of(model.tokenizer), False)
+    assert grammar is not None
+    return guidance.compile(grammar)
+
+
+def schemas_in(folder: str) -> Iterator[Any]:
+    """Reads the schemas in a folder; what is no schema is passed by."""
+    for path in sorted(Path(folder).rglob("*.json")):
+        try:
+            content = json.loads(path.read_text())
+        except ValueError:
+            continue
+        if isinstance(content, dict) and ("$schema" in content or "type" in content):
+            yield content
+
+
+def real_schemas(model: LoadedModel, folder: str, strict: bool) -> dict[str, Any]:
+    """Compiles every schema, and writes a short text to each that compiles, to see it validate."""
+    guidance = Guidance(model)
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    times = []
+    for schema in schemas_in(folder):
+        start = time.perf_counter()
+        try:
+            compiled = compile_schema(guidance, model, schema, strict)
+        except (RequestError, GrammarFault) as refused:
+            counts["refused"] += 1
+            reasons[str(refused).partition(": ")[2][:60] or str(refused)[:60]] += 1
+            continue
+        finally:
+            times.append(time.perf_counter() - start)
+        counts["accepted"] += 1
+        counts[ending(compiled, model)] += 1
+    return {
+        **counts,
+        "compile p50 ms": 1000 * statistics.median(times),
+        "compile p99 ms": 1000 * statistics.quantiles(times, n=100)[98],
+        "reasons": reasons.most_common(8),
+    }
+
+
+def ending(compiled: CompiledGrammar, model: LoadedModel) -> str:
+    """Reads the shortest text that was found: valid, invalid, or none ("open")."""
+    if not compiled.shortest:
+        return "open"
+    text = model.tokenizer.decode(list(compiled.shortest), skip_special_tokens=True)
+    (check,) = compiled.checks
+    assert check is not None
+    return "invalid" if check.fault(json.loads(text)) else "valid"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--schemas", metavar="FOLDER")
+    parser.add_argument("--strict", action="store_true", help="for --schemas: refuse, not warn")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    model = load(options.model)
+    if options.schemas:
+        found = real_schemas(model, options.schemas, options.strict)
+    else:
+        found = speed(model, options.rows, options.tokens, options.repeat)
+    for name, value in found.items():
+        if not options.json:
+            print(f"{name:45} {value:.3f}" if isinstance(value, float) else f"{name:45} {value}")
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A public suite against the door: llm-comply, for the shapes of chats and responses."""
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from doors import OpenDoor, answer_any
+from fakes import FakeEngine, StartWorker
+from llm_comply.config import ComplianceConfig
+from llm_comply.result import TestStatus as Status
+from llm_comply.runner import TestRunner as Runner
+from llm_comply.schema import SpecLoader
+from llm_comply.tests import get_tests
+
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.responses import ResponsesRequest
+
+FAILED = Status.FAILED
+
+OUT_OF_SCOPE = {
+    # A text model sees no images, nothing here is compacted, and only chats are streamed.
+    "openai-chat": {"chat-image-input"},
+    "open-responses": {
+        "image-input",
+        "streaming-response",
+        "streaming-usage",
+        "compact-response",
+        "compact-missing-model",
+    },
+}
+
+
+def _answer(task: Task) -> dict[str, Any]:
+    """Calls the first tool where there are any."""
+    result = answer_any(task)
+    if not task.request.tools:  # type: ignore[union-attr]
+        return result
+    arguments = '{"location": "Paris"}'
+    if isinstance(task.request, ResponsesRequest):
+        call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "status": "completed"}
+        name = task.request.tools[0].name  # type: ignore[index]
+        return {**result, "output": [{**call, "name": name, "arguments": arguments}]}
+    name = task.request.tools[0].function.name  # type: ignore[union-attr,index]
+    function = {"name": name, "arguments": arguments}
+    choice = result["choices"][0]
+    choice["message"] |= {
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+    return {**result, "choices": [{**choice, "finish_reason": "tool_calls"}]}
+
+
+@pytest.mark.parametrize(
+    ("suite", "specification"),
+    [("openai-chat", "openai_chat.json"), ("open-responses", "openresponses.json")],
+)
+def test_llm_comply(
+    door: OpenDoor,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    suite: str,
+    specification: str,
+) -> None:
+    monkeypatch.setattr("mlx_rq.api_stub.streaming.STREAMING", True)
+    start_worker(FakeEngine(answer_with=_answer))
+    cases = [case for case in get_tests(suite) if case.id not in OUT_OF_SCOPE[suite]]
+    runner = Runner(
+        ComplianceConfig(base_url=f"{door.url}/v1", api_key="none", model="fake"),
+        cases,
+        SpecLoader(str(files("llm_comply") / "specs" / specification)),
+    )
+    found = runner.run_all()
+    assert {result.id: result.errors for result in found.results if result.status is FAILED} == {}
+    assert found.passed == len(cases) - 1  # that with a summary of reasoning is skipped
