@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
@@ -13,6 +13,8 @@ from mlx_rq.api_stub.examples import upload_form
 from mlx_rq.api_stub.records import Order, page
 
 router = APIRouter(tags=["files"])
+
+_BYTES = "application/octet-stream"
 
 PURPOSES = ("batch", "user_data")
 SHORTEST_LIFETIME, LONGEST_LIFETIME = 3_600, 2_592_000
@@ -105,11 +107,15 @@ async def get_file(files: TheFiles, file_id: str) -> JSONResponse:
     return JSONResponse(files.get(file_id))
 
 
-@router.get("/v1/files/{file_id}/content")
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=Response,
+    responses={200: {"content": {_BYTES: {}}}},
+)
 async def get_content(files: TheFiles, file_id: str) -> FileResponse:
     """Give the bytes of a file."""
     record = files.get(file_id)
-    return FileResponse(files.path(file_id), filename=record["filename"])
+    return FileResponse(files.path(file_id), media_type=_BYTES, filename=record["filename"])
 
 
 @router.delete("/v1/files/{file_id}")

@@ -43,7 +43,7 @@ async def health(door: TheDoor) -> JSONResponse:
     )
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(door: TheDoor) -> PlainTextResponse:
     """Give the counts of the door, the queues and the workers to Prometheus."""
     state = await run_in_threadpool(_overview, door)

@@ -8,6 +8,10 @@ from fastapi import FastAPI
 from mlx_rq.api_stub.app import create_app
 from mlx_rq.api_stub.settings import Settings, check_binding
 
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open: longer than clients keep theirs, so that none sends into
+one that is just being closed."""
+
 GRACE_SECONDS = 10
 """How long connections may take to finish once the door closes; waiting clients are told to go."""
 
@@ -39,6 +43,7 @@ def make_server(settings: Settings, host: str, port: int, log_level: str = "info
         port=port,
         log_level=log_level,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
     )
     return DoorServer(config)

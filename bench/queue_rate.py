@@ -18,7 +18,8 @@ from typing import Any
 
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.worker.embedded import embedded_valkey
-from mlx_rq.worker.worker import MLXWorker, WorkerOptions
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.worker import MLXWorker
 from redis import Redis
 from rq import Queue, SimpleWorker
 

@@ -65,8 +65,7 @@ class RowText:
         """Takes one more token; returns whether a stop string is now complete."""
         self._tokens.append(token)
         if self._stops:
-            self._extend_text()
-            self._search()
+            self._search(self._extend_text())
         return self._stopped_at is not None
 
     def finish(self) -> str:
@@ -74,7 +73,7 @@ class RowText:
         if self._stopped_at is None:
             self._text = self._decode_all()
             self._searched = 0
-            self._search()
+            self._search(self._text)
         return self._text[: self._stopped_at]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -91,8 +90,8 @@ class RowText:
                 text = joined[len(before) :]
         return text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else text
 
-    def _extend_text(self) -> None:
-        """Appends the text of new tokens once they end in a whole character.
+    def _extend_text(self) -> str:
+        """Appends the text of new tokens once they end in a whole character; gives the text so far.
 
         A few tokens before are decoded with them, since a token's text can depend on those.
         """
@@ -101,19 +100,23 @@ class RowText:
         start = offset + self._window if self._done or not offset else 0
         known = self.decode(tokens[start : offset + self._done])
         text = self.decode(tokens[start:])
-        if text.endswith(_INCOMPLETE) or not text.startswith(known):
-            return
+        if not text.startswith(known):
+            return self._text
+        if text.endswith(_INCOMPLETE):
+            return self._text + text[len(known) :].rstrip(_INCOMPLETE)
         self._text += text[len(known) :]
         self._window, self._done = self._done, len(self._tokens)
+        return self._text
 
-    def _search(self) -> None:
+    def _search(self, text: str) -> None:
         """Finds the stop that is complete first; of those, the one that begins first."""
         found: list[tuple[int, int]] = []
         for stop in self._stops:
-            at = self._text.find(stop, max(0, self._searched - len(stop) + 1))
+            at = text.find(stop, max(0, self._searched - len(stop) + 1))
             if at >= 0:
                 found.append((at + len(stop), at))
         if found:
             first_end = min(found)[0]
             self._stopped_at = min(at for end, at in found if end == first_end)
+            self._text = text
         self._searched = len(self._text)

@@ -51,6 +51,12 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
     messages: list[Message] = (
         [UserMessage(role="user", content=said)] if isinstance(said, str) else turns(said)
     )
+    if not messages:
+        raise RequestError(
+            "Invalid 'input': expected something to answer beside reasoning.",
+            code="invalid_value",
+            param="input",
+        )
     if request.instructions is not None:
         messages.insert(0, SystemMessage(role="system", content=request.instructions))
     text, reasoning = request.text, request.reasoning

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 from redis import Redis
-from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
 
 from mlx_rq.jobs.errors import RedisUnavailable, RequestError
 
@@ -90,3 +90,5 @@ def reachable(connection: Redis) -> Iterator[None]:
             f"No Redis at {address(connection)}: {error}. "
             f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
         ) from error
+    except ResponseError as error:  # out of memory, read-only replica, not permitted
+        raise RedisUnavailable(f"Redis at {address(connection)} refused: {error}") from error

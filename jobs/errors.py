@@ -43,9 +43,16 @@ class RequestError(ValueError):
     Raised at the door by `submit()`; at the worker it becomes the job's result.
     """
 
-    def __init__(self, message: str, *, code: str | None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None,
+        param: str | None = None,
+        type: ErrorType = "invalid_request_error",
+    ) -> None:
         super().__init__(message)
-        self.error: ErrorObject = error_object(message, code=code, param=param)
+        self.error: ErrorObject = error_object(message, code=code, param=param, type=type)
 
     @property
     def code(self) -> str | None:
@@ -109,4 +116,4 @@ class IdempotencyConflict(RequestError):
 
 
 class RedisUnavailable(ConnectionError):
-    """Redis could not be reached: says what was tried and how to start one."""
+    """Redis could not be reached, or refused: says what was tried and what to do."""

@@ -17,7 +17,8 @@ from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import new_connection
 from mlx_rq.jobs.requests import CompletionRequest
-from mlx_rq.worker.worker import MLXWorker, WorkerOptions
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.worker import MLXWorker
 
 PATIENCE = 20.0
 """Seconds after which a test gives up on something that should have happened long before."""

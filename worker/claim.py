@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from redis import Redis
+from rq import Queue
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job as RQJob
+from rq.utils import now, utcformat
+
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.ending import Lease, execution_key_parts, load_script
 from mlx_rq.jobs.options import (
@@ -20,11 +26,6 @@ from mlx_rq.jobs.options import (
     RECOVERY_RETRIES,
 )
 from mlx_rq.jobs.payload import SERIALIZER
-from redis import Redis
-from rq import Queue
-from rq.executions import Execution, ExecutionRegistry
-from rq.job import Job as RQJob
-from rq.utils import now, utcformat
 
 
 @dataclass(frozen=True, slots=True)

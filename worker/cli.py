@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
+
 from mlx_rq.jobs.errors import (
     JobFailed,
     JobNotFound,

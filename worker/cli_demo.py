@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from mlx_rq.jobs.connection import connect
 from mlx_rq.jobs.errors import ResultTimeout
 from mlx_rq.jobs.handle import Job, as_completed

@@ -5,6 +5,9 @@ import sys
 from typing import Any, TextIO
 
 import click
+from rich.console import Console
+from rich.table import Table
+
 from mlx_rq.jobs import submit as submit_module
 from mlx_rq.jobs.connection import connect, reachable
 from mlx_rq.jobs.errors import JobNotFound, RequestError
@@ -13,8 +16,6 @@ from mlx_rq.jobs.keys import PRIORITIES
 from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL
 from mlx_rq.jobs.overview import overview
 from mlx_rq.worker.cli import json_option, option, print_json, redis_option
-from rich.console import Console
-from rich.table import Table
 
 
 def _parameters(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from mlx_rq.worker.cli import json_option, needs_extra, option, print_json
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from mlx_rq.worker.cli import json_option, needs_extra, option, print_json
 
 if TYPE_CHECKING:
     from mlx_rq.engine.gguf import Dtype

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import click
+
 from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable
 from mlx_rq.worker.cli import Command, needs_extra, option, redis_option
 from mlx_rq.worker.cli_model import ensure_model
@@ -124,7 +125,8 @@ def worker(
         from mlx_rq.engine.calibrate import batch_rows
         from mlx_rq.engine.generate import EngineOptions, MLXEngine
         from mlx_rq.engine.models import load
-        from mlx_rq.worker.worker import MLXWorker, WorkerOptions
+        from mlx_rq.worker.options import WorkerOptions
+        from mlx_rq.worker.worker import MLXWorker, NameTaken
     loaded = load(model, trust_remote_code=trust_remote_code)
     rows = batch_rows(loaded) if batch is None else batch
     engine_options = EngineOptions(
@@ -140,7 +142,10 @@ def worker(
         name=name,
     )
     with reachable(connection):
-        mlx_worker.run()
+        try:
+            mlx_worker.run()
+        except NameTaken as error:
+            raise click.ClickException(str(error)) from None
 
 
 @contextmanager

@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import SERIALIZER, InertJob
-from mlx_rq.jobs.serving import live_workers
-from mlx_rq.worker.claim import ClaimedJob
 from redis import Redis
+from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq import Queue
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 from rq.worker import BaseWorker
+
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.payload import SERIALIZER, InertJob
+from mlx_rq.jobs.serving import live_workers
+from mlx_rq.worker.claim import ClaimedJob
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -96,11 +98,7 @@ class LeaseKeeper(threading.Thread):
         """
         with self._connection.pipeline(transaction=False) as pipe:
             self._worker.heartbeat(2 * self._lease_seconds, pipeline=pipe)
-            pipe.set(
-                keys.worker(self._worker.name),
-                json.dumps(self._describe()),
-                ex=2 * self._lease_seconds,
-            )
+            self.say(pipe)
             for job in self._jobs():
                 registry = StartedJobRegistry(
                     job.queue_name, connection=self._connection, serializer=SERIALIZER
@@ -113,6 +111,12 @@ class LeaseKeeper(threading.Thread):
             for other in live_workers(self._connection)
             if other["name"] != self._worker.name
         )
+
+    def say(self, pipe: Pipeline | None = None) -> None:
+        """Says what the worker serves and has done; the record ends by itself where nobody does."""
+        self_told = json.dumps(self._describe())
+        client = self._connection if pipe is None else pipe
+        client.set(keys.worker(self._worker.name), self_told, ex=2 * self._lease_seconds)
 
     def _recover_expired(self) -> None:
         """Puts the jobs of dead workers back into their queues (RQ's clean-up counts the attempt).

@@ -11,30 +11,31 @@ One loop on one thread, because MLX's streams belong to the thread that made the
 Leases are renewed by a thread of their own (`leases.py`); RQ's pubsub thread brings cancellations.
 """
 
-import json
 import logging
 import queue as thread_queue
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from mlx_rq.engine.protocol import Engine, Outcome, Task
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.ending import end_job
-from mlx_rq.jobs.errors import RequestError, error_object
-from mlx_rq.jobs.payload import SERIALIZER, read_payload
-from mlx_rq.jobs.validation import validate
-from mlx_rq.worker.claim import ClaimedJob, Claims
-from mlx_rq.worker.leases import LeaseKeeper
-from mlx_rq.worker.report import WindowReport
 from redis import Redis
 from redis.exceptions import RedisError
 from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
+
+from mlx_rq.engine.protocol import Engine, Outcome, Task
+from mlx_rq.jobs import keys
+from mlx_rq.jobs.errors import RequestError, error_object
+from mlx_rq.jobs.payload import SERIALIZER, read_payload
+from mlx_rq.jobs.validation import validate
+from mlx_rq.worker.claim import ClaimedJob, Claims
+from mlx_rq.worker.commit import Finished, commit
+from mlx_rq.worker.leases import LeaseKeeper
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.report import WindowReport
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -45,23 +46,8 @@ RETRY_SECONDS = 1.0
 """Pause after Redis failed, while nothing is there to generate."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """How a worker works.
-
-    `window` jobs are claimed and planned together; leases last `lease` seconds; after a stop
-    signal, `grace` seconds are left to finish what runs; `stall` seconds without progress let the
-    leases run out; a job that waited `max_wait` seconds is taken even where another worker has its
-    prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
-    """
-
-    window: int = 256
-    lease: int = 60
-    grace: float = 30.0
-    stall: float = 300.0
-    max_wait: float = 30.0
-    burst: bool = False
-    max_jobs: int | None = None
+class NameTaken(Exception):
+    """A live worker has this name already."""
 
 
 class MLXWorker(BaseWorker):
@@ -74,7 +60,7 @@ class MLXWorker(BaseWorker):
         lease_connection: Redis,
         *,
         served_names: Iterable[str] = (),
-        options: WorkerOptions = WorkerOptions(),
+        options: WorkerOptions = WorkerOptions(),  # noqa: B008 (frozen)
         name: str | None = None,
     ) -> None:
         self.engine = engine
@@ -93,7 +79,7 @@ class MLXWorker(BaseWorker):
         self.queues = self._ordered_queues = self.claims.queues
         self._jobs: dict[str, ClaimedJob] = {}
         self._deadlines: dict[str, float] = {}
-        self._unsaved: list[tuple[ClaimedJob, Outcome]] = []
+        self._unsaved: list[Finished] = []
         self._cancelled: thread_queue.SimpleQueue[str] = thread_queue.SimpleQueue()
         self._stop_at: float | None = None
         self._ended_jobs = 0
@@ -135,7 +121,10 @@ class MLXWorker(BaseWorker):
 
         Returns how many jobs it ended.
         """
-        self.register_birth()  # type: ignore[no-untyped-call]
+        try:
+            self.register_birth()  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise NameTaken(f"{error}: choose another --name") from None
         self.subscribe()  # type: ignore[no-untyped-call]
         self.set_state(WorkerStatus.STARTED)
         if threading.current_thread() is threading.main_thread():
@@ -237,6 +226,7 @@ class MLXWorker(BaseWorker):
                 f"The job was given up after {job.max_attempts} attempts: each time its worker "
                 "died. Submit it again, perhaps with fewer tokens.",
                 code="max_attempts_exceeded",
+                type="server_error",
             )
         payload = read_payload(job.data)
         return Task(job.id, validate(payload.kind, payload.body), rank=job.rank)
@@ -276,31 +266,22 @@ class MLXWorker(BaseWorker):
         """Writes every finished job; those whose lease was lost are discarded and counted."""
         if not self._unsaved:
             return
-        with self.connection.pipeline(transaction=False) as pipe:
-            for job, outcome in self._unsaved:
-                end_job(
-                    pipe,
-                    self.connection,
-                    job_id=job.id,
-                    queue_name=job.queue_name,
-                    ending=_ending(outcome.result),
-                    outcome=outcome.result,
-                    result_ttl=job.result_ttl,
-                    lease=job.lease,
-                )
-            pipe.set(keys.worker(self.name), json.dumps(self.describe()), ex=2 * self.options.lease)
-            *replies, _ = pipe.execute()
-        for (job, _), reply in zip(self._unsaved, replies, strict=True):
-            if reply[0] == b"ended":
-                self._ended_jobs += 1
-            else:
-                self._discarded += 1
-                logger.info("job %s: answer discarded (%s)", job.id, reply[0].decode())
-            if self._jobs.get(job.id) is job:  # and not claimed again since
+        finished, self._unsaved = self._unsaved, []
+        try:
+            self._unsaved, ended = commit(self.connection, finished)
+        except RedisError:
+            self._unsaved = finished
+            raise
+        self._ended_jobs += ended
+        self._discarded += len(finished) - len(self._unsaved) - ended
+        kept = {id(job) for job, _ in self._unsaved}
+        for job, _ in finished:
+            # Neither one that has to be sent again, nor one that was claimed again since.
+            if id(job) not in kept and self._jobs.get(job.id) is job:
                 self._deadlines.pop(job.id, None)
                 with self._lock:
                     del self._jobs[job.id]
-        self._unsaved.clear()
+        self._leases.say()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First signal: claim no more, finish within the grace. Second: hand back and go."""
@@ -342,10 +323,3 @@ class MLXWorker(BaseWorker):
         except RedisError as error:
             logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)
         logger.info("worker %s ended %d jobs", self.name, self._ended_jobs)
-
-
-def _ending(result: Mapping[str, Any]) -> Any:
-    error = result.get("error")
-    if error is None or "object" in result:
-        return "finished"
-    return "canceled" if error["type"] == "cancelled" else "failed"

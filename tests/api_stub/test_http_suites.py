@@ -1,5 +1,8 @@
-"""A public suite against the door: llm-comply, for the shapes of chats and responses."""
+"""Public suites against the door: llm-comply for shapes, schemathesis for what is sent."""
 
+import re
+import subprocess
+import sys
 from importlib.resources import files
 from typing import Any
 
@@ -72,3 +75,21 @@ def test_llm_comply(
     found = runner.run_all()
     assert {result.id: result.errors for result in found.results if result.status is FAILED} == {}
     assert found.passed == len(cases) - 1  # that with a summary of reasoning is skipped
+
+
+def test_schemathesis(door: OpenDoor, start_worker: StartWorker) -> None:
+    """Requests made from the door's own description never make it fail."""
+    start_worker(FakeEngine(answer_with=answer_any))
+    checks = "not_a_server_error,content_type_conformance,response_headers_conformance"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{door.url}/openapi.json"),
+            *("--phases", "examples,fuzzing", "--max-examples", "4", "--seed", "7"),
+            *("--checks", checks, "--request-timeout", "10", "--generation-database", "none"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stdout
+    assert re.search(r"\d+ generated, \d+ passed", run.stdout), run.stdout

@@ -407,7 +407,7 @@ class TestResponses:
             {"type": "function_call_output", "call_id": "c", "output": "b" * 1100},
             {"role": "user", "content": "d" * 700},
         ]
-        body = {"input": items, "instructions": "e" * 100, "max_output_tokens": 16}
+        body = {"input": items, "instructions": "e" * 50, "max_output_tokens": 16}
         (refusal,), _ = run(tiny_model("llama"), [{**body, "truncation": "disabled"}])
         assert refusal["error"]["code"] == "context_length_exceeded"
 

@@ -1,6 +1,7 @@
 """Lines on their way through the queue: a bounded number, none lost, none twice."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from batch_helpers import batch_line, batch_lines, echo, generated, write_jsonl
-from fakes import FakeEngine, RunningWorker, eventually, failure
+from fakes import PATIENCE, FakeEngine, RunningWorker, eventually, failure
 from redis import Redis
 from rq.job import Job as RQJob
 
@@ -42,8 +43,16 @@ def key_of(line: Line) -> str:
     return f"test-{line.custom_id}"
 
 
+def patiently(turns: Iterator[list[Ended]]) -> Iterator[list[Ended]]:
+    """The turns, but not for ever."""
+    deadline = time.monotonic() + PATIENCE
+    for some in turns:
+        yield some
+        assert time.monotonic() < deadline, "it goes on and on"
+
+
 def flatten(turns: Iterator[list[Ended]]) -> list[Ended]:
-    return [ended for some in turns for ended in some]
+    return [ended for some in patiently(turns) for ended in some]
 
 
 def ids(ended: list[Ended]) -> list[str | None]:
@@ -53,9 +62,11 @@ def ids(ended: list[Ended]) -> list[str | None]:
 def until(turns: Iterator[list[Ended]], happened: Callable[[], bool]) -> list[Ended]:
     """Takes turns until something has happened; returns what ended meanwhile."""
     ended: list[Ended] = []
-    while not happened():
-        ended += next(turns)
-    return ended
+    for some in patiently(turns):
+        ended += some
+        if happened():
+            return ended
+    raise AssertionError("it ended before it happened")
 
 
 class TestTheWindow:

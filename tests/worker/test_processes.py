@@ -20,7 +20,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from fakes import FakeEngine
 from mlx_rq.jobs.connection import new_connection
-from mlx_rq.worker.worker import MLXWorker, WorkerOptions
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.worker import MLXWorker
 
 class Engine(FakeEngine):
     def add(self, tasks):

