@@ -116,13 +116,12 @@ class RowSampler:
         if self._counts is not None and self._in_prompt is not None:
             if self.drawn > 0:  # before the first draw it is the prompt's last token
                 self._counts = self._counts.at[last_token].add(1)
-            generated = self._counts > 0
-            repeated = mx.logical_or(generated, self._in_prompt > 0)
-            penalty = params.repetition_penalty
-            weaker = mx.where(logits > 0, logits / penalty, logits * penalty)
-            logits = mx.where(repeated, weaker, logits)
-            logits = logits - params.frequency_penalty * self._counts
-            logits = logits - params.presence_penalty * generated
+            penalties = (
+                params.repetition_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
+            )
+            logits = _penalised(logits, self._counts, self._in_prompt, mx.array(penalties))
         if self._bias is not None:
             logits = logits + self._bias
         if self.drawn < params.min_tokens and self.end_tokens:
@@ -137,6 +136,18 @@ class RowSampler:
             or self._bias is not None
             or self.drawn < self.params.min_tokens
         )
+
+
+@mx.compile
+def _penalised(
+    logits: mx.array, counts: mx.array, in_prompt: mx.array, penalties: mx.array
+) -> mx.array:
+    """Applies the repetition, frequency and presence penalties to one row's logits."""
+    repetition, frequency, presence = penalties[0], penalties[1], penalties[2]
+    generated = counts > 0
+    weaker = mx.where(logits > 0, logits / repetition, logits * repetition)
+    logits = mx.where(mx.logical_or(generated, in_prompt > 0), weaker, logits)
+    return logits - frequency * counts - presence * generated
 
 
 def constrain(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) -> mx.array:
@@ -162,9 +173,14 @@ def sample(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) 
     Nothing is computed yet when it returns (MLX is lazy); the rows' random streams have moved on.
     """
     logits = logits.astype(mx.float32)
-    for index, row in enumerate(rows):
-        if row.adjusts:
-            logits[index] = row.adjust(logits[index], last_tokens[index])
+    if any(row.adjusts for row in rows):
+        # One copy for all of them: setting row after row would copy the whole every time.
+        logits = mx.stack(
+            [
+                row.adjust(logits[index], last_tokens[index]) if row.adjusts else logits[index]
+                for index, row in enumerate(rows)
+            ]
+        )
     tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
     drawn = [index for index, row in enumerate(rows) if not row.params.greedy]
     if drawn:
@@ -188,23 +204,34 @@ def _draw(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
 
 def _filter(probabilities: mx.array, params: Sequence[SamplingParams]) -> mx.array:
     """Sets to zero what min_p, top_k and top_p leave out of [rows, vocabulary]; keeps the rest."""
-    highest = probabilities.max(axis=-1, keepdims=True)
-    floor = highest * mx.array([[p.min_p] for p in params])
-    vocabulary = probabilities.shape[-1]
-    ks = [min(p.top_k, vocabulary) for p in params]
-    if any(ks):
-        best = mx.sort(mx.topk(probabilities, max(ks), axis=-1), axis=-1)
-        places = mx.array([[max(ks) - k if k else 0] for k in ks])
-        kth = mx.take_along_axis(best, places, axis=-1)
-        floor = mx.maximum(floor, mx.where(mx.array([[k > 0] for k in ks]), kth, 0.0))
+    floor = probabilities.max(axis=-1, keepdims=True) * mx.array([[p.min_p] for p in params])
+    if limited := [index for index, p in enumerate(params) if p.top_k > 0]:
+        ks = [params[index].top_k for index in limited]
+        which = mx.array(limited)
+        floor[which] = mx.maximum(floor[which], _kth(probabilities[which], ks))
     kept = mx.where(probabilities >= floor, probabilities, 0.0)
-    if any(p.top_p < 1 for p in params):
-        mass = kept.sum(axis=-1, keepdims=True) * mx.array([[p.top_p] for p in params])
-        low, high = mx.zeros_like(highest), highest
-        for _ in range(_TOP_P_HALVINGS):
-            middle = (low + high) / 2
-            enough = mx.where(kept >= middle, kept, 0.0).sum(axis=-1, keepdims=True) >= mass
-            low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
-        unfiltered = mx.array([[p.top_p >= 1] for p in params])
-        kept = mx.where(mx.logical_or(unfiltered, kept >= low), kept, 0.0)
+    if cut := [index for index, p in enumerate(params) if p.top_p < 1]:
+        top_ps = mx.array([[params[index].top_p] for index in cut])
+        kept[mx.array(cut)] = _nucleus(kept[mx.array(cut)], top_ps)
     return kept
+
+
+def _kth(probabilities: mx.array, ks: Sequence[int]) -> mx.array:
+    """The k-th highest probability of each row, each with its own k."""
+    vocabulary = probabilities.shape[-1]
+    most = min(max(ks), vocabulary)
+    best = mx.sort(mx.topk(probabilities, most, axis=-1), axis=-1)
+    return mx.take_along_axis(best, mx.array([[max(0, most - k)] for k in ks]), axis=-1)
+
+
+@mx.compile
+def _nucleus(kept: mx.array, top_ps: mx.array) -> mx.array:
+    """Keeps the likeliest tokens of each row whose mass reaches its top_p."""
+    mass = kept.sum(axis=-1, keepdims=True) * top_ps
+    high = kept.max(axis=-1, keepdims=True)
+    low = mx.zeros_like(high)
+    for _ in range(_TOP_P_HALVINGS):
+        middle = (low + high) / 2
+        enough = mx.where(kept >= middle, kept, 0.0).sum(axis=-1, keepdims=True) >= mass
+        low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
+    return mx.where(kept >= low, kept, 0.0)

@@ -14,7 +14,7 @@ from mlx_rq.jobs.handle import Job, as_completed
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.jobs.submit import submit_many
 from mlx_rq.worker.cli_model import ensure_model
-from mlx_rq.worker.cli_run import worker_options, worker_process
+from mlx_rq.worker.cli_run import child_process, worker_options
 from mlx_rq.worker.embedded import embedded_valkey
 
 DEMO_SYSTEM = (
@@ -41,7 +41,7 @@ def demo(**options: Any) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="mlx-rq-demo-") as folder,
         embedded_valkey(Path(folder), port=None) as url,
-        worker_process(url, options, log_level="warning") as process,
+        child_process("worker", url, options, log_level="warning") as process,
     ):
         jobs = {
             job: question

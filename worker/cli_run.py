@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import click
 from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable
 from mlx_rq.worker.cli import Command, needs_extra, option, redis_option
 from mlx_rq.worker.cli_model import ensure_model
+from mlx_rq.worker.cli_serve import DEFAULT_HTTP_PORT
 from mlx_rq.worker.embedded import DEFAULT_PORT, default_data_dir, embedded_valkey
 
 DEMO_MODEL = "smollm2"
@@ -149,13 +150,13 @@ def worker(
 
 
 @contextmanager
-def worker_process(
-    redis_url: str, options: Mapping[str, Any], log_level: str = "info"
+def child_process(
+    command: str, redis_url: str, options: Mapping[str, Any], log_level: str = "info"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a worker as a child while the block runs; at the end it stops in good order."""
+    """Runs one of our commands as a child while the block runs; it then stops in good order."""
     # -P: the folder that the user stands in may hold a `worker` or an `mlx_rq` of its own. The URL
     # goes by the environment, since command lines are for everyone to see.
-    program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", log_level, "worker"]
+    program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", log_level, command]
     environment = {**os.environ, URL_VARIABLE: redis_url}
     process = subprocess.Popen([*program, *_arguments(options)], env=environment)
     try:
@@ -189,20 +190,29 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     help="Where the queue's data lasts.",
     show_default="the system's place for user data",
 )
-def up(port: int, data_dir: Path | None, **options: Any) -> None:
-    """Run a queue and a worker in this terminal; Ctrl-C ends both.
+@option("--http/--no-http", default=True, help="Open the HTTP door too, on loopback.")
+@option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
+def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
+    """Run a queue, a worker and the HTTP door in this terminal; Ctrl-C ends them all.
 
     The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
     still there at the next start.
     """
     ensure_model(options["model"])
-    with embedded_valkey((data_dir or default_data_dir()) / "valkey", port) as url:
+    folder = data_dir or default_data_dir()
+    with embedded_valkey(folder / "valkey", port) as url, ExitStack() as door:
         click.echo(f"queue:  {url}", err=True)
-        with worker_process(url, options) as process:
+        if http:
+            with needs_extra("http"):
+                import mlx_rq.api_stub.server  # noqa: F401 (found missing here, not in the child)
+            serve = {"http_port": http_port, "data_dir": folder}
+            door.enter_context(child_process("serve", url, serve, log_level="warning"))
+            click.echo(f"door:   http://127.0.0.1:{http_port}/v1", err=True)
+        with child_process("worker", url, options) as process:
             try:
                 code = process.wait()
             except KeyboardInterrupt:
-                # The worker got the same signal and is finishing its jobs.
+                # The children got the same signal; the worker is finishing its jobs.
                 code = process.wait()
     if code:
         raise click.ClickException(f"the worker ended with code {code}")

@@ -1,13 +1,16 @@
 """Tool calls: every mode, every format that is constrained, with models that talk noise."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+import httpx
 import pytest
 import speaking
 from driving import run
 from jsonschema import validate as validate_instance
+from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, Field
 
 from mlx_rq.engine.models import LoadedModel
 
@@ -224,6 +227,41 @@ def test_ids_are_the_same_when_a_job_runs_again_and_differ_within_one() -> None:
     ]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == len(ids[0]) >= 3
+
+
+def test_the_openai_clients_own_parse_takes_calls_and_records() -> None:
+    """The unmodified client, in strict validation, with the engine behind its transport."""
+
+    class Weather(BaseModel):
+        city: Literal["Paris", "Rome"]
+        days: int = Field(ge=1, le=9)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = {key: v for key, v in json.loads(request.content).items() if key != "model"}
+        (result,) = ask(MODEL, body, close_json=True)
+        return httpx.Response(200, json=result)
+
+    client = OpenAI(
+        api_key="x",
+        base_url="http://mlx/v1",
+        http_client=httpx.Client(transport=httpx.MockTransport(answer)),
+        _strict_response_validation=True,
+    )
+    asked: Any = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "max_tokens": 200,
+        "temperature": 0,
+    }
+
+    called = client.chat.completions.parse(
+        **asked, tools=[pydantic_function_tool(Weather)], tool_choice="required"
+    )
+    answered = client.chat.completions.parse(**asked, response_format=Weather)
+
+    (call, *_) = called.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Weather)
+    assert isinstance(answered.choices[0].message.parsed, Weather)
 
 
 def test_a_model_without_tools_of_its_own_is_told_in_words() -> None:

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 from fakes import free_port
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
-from mlx_rq.engine.protocol import Task
-from mlx_rq.jobs.validation import kind_of, validate
 from models import smollm2, smollm2_folder
+from openai import OpenAI
 from openai._models import construct_type, validate_type
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from mlx_rq import Job, as_completed, fetch, submit, submit_many
+from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.validation import kind_of, validate
 
 pytestmark = pytest.mark.slow
 
@@ -125,12 +126,20 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(tmp_path: Path) -
     port = str(free_port())
     url = f"redis://127.0.0.1:{port}/0"
     arguments = ["up", "--model", str(smollm2_folder()), "--batch", "4", "--port", port]
-    arguments += ["--data-dir", str(tmp_path), "--grace", "0"]
+    http_port = free_port()
+    arguments += ["--data-dir", str(tmp_path), "--grace", "0", "--http-port", str(http_port)]
 
     with process(*arguments) as up:
         wait_for_line(up, "serves")
         done = submit(chat("Say hi."), redis_url=url)
         text = answer_texts(done.result(timeout=120))
+        client = OpenAI(
+            base_url=f"http://127.0.0.1:{http_port}/v1",
+            api_key="none needed on loopback",
+            _strict_response_validation=True,
+        )
+        completion: Any = client.chat.completions.create(**chat("Say hi.", model="default"))
+        assert completion.choices[0].message.content == text[0]
         unfinished = submit(
             chat("Say hi.", max_completion_tokens=5000, min_tokens=5000), redis_url=url
         )
