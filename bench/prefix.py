@@ -217,7 +217,12 @@ def run_server(folder: Path, work: Work) -> float:
         request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=3600).read()
+        while True:
+            try:
+                urllib.request.urlopen(request, timeout=3600).read()
+                return
+            except ConnectionResetError:
+                time.sleep(0.1)  # its backlog is short: it resets part of a burst
 
     try:
         while True:

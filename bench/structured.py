@@ -1,11 +1,11 @@
 """What constraints cost: tokens a second beside free rows, and the time to compile a schema.
 
     LD_PRELOAD=…/libopenblas.so.0 python bench/structured.py [--model smollm2] [--rows 16]
-        [--tokens 64] [--repeat 3] [--schemas FOLDER [--strict]] [--json]
+        [--tokens 64] [--schemas FOLDER [--strict]] [--json]
 
-Prints ratios of one run, in which free and constrained batches take turns; absolute times depend
-on the machine. `--schemas` compiles a folder of real schemas (*.json) instead: how many are
-accepted, how many refused and why, and whether the shortest text for one is ever invalid.
+Prints ratios of one run, in which free and constrained batches take turns step by step; absolute
+times depend on the machine. `--schemas` compiles a folder of real schemas (*.json) instead: how
+many are accepted, how many refused and why, and whether the shortest text for one is ever invalid.
 """
 
 import argparse
@@ -62,31 +62,35 @@ def body(index: int, tokens: int, schema: Any = None, strict: bool = True) -> Bo
     return asked
 
 
-def seconds(model: LoadedModel, bodies: Sequence[Body]) -> float:
-    """Decodes the bodies in one batch and gives the seconds spent in decode steps, per token."""
+def admitted(model: LoadedModel, bodies: Sequence[Body]) -> MLXEngine:
+    """An engine with all the bodies in its batch, about to decode."""
     engine = MLXEngine(model, EngineOptions(rows=len(bodies), chunk=512))
     engine.add([Task(str(i), validate("chat", body)) for i, body in enumerate(bodies)])
-    while engine.running < len(bodies):
+    while engine.running < len(bodies) or engine.totals.decoded_tokens == 0:
         engine.step()
-    start, before = time.perf_counter(), engine.totals.decoded_tokens
-    while engine.running == len(bodies):
-        engine.step()
-    return (time.perf_counter() - start) / (engine.totals.decoded_tokens - before)
+    return engine
 
 
-def speed(model: LoadedModel, rows: int, tokens: int, repeat: int) -> dict[str, float]:
-    """Measures batches that are free, constrained, and free but for one row, in turns."""
+def speed(model: LoadedModel, rows: int, tokens: int) -> dict[str, float]:
+    """Steps a free batch, a constrained one, and one with a single constrained row, in turns.
+
+    So they share whatever else the machine does, and the medians of their steps compare.
+    """
     free = [body(i, tokens) for i in range(rows)]
     bound = [body(i, tokens, SCHEMA) for i in range(rows)]
-    kinds = {"free": free, "constrained": bound, "one constrained": [bound[0], *free[1:]]}
-    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(repeat):
-        for kind, bodies in kinds.items():
-            taken[kind].append(seconds(model, bodies))
-    best = {kind: min(times) for kind, times in taken.items()}
+    batches = {"free": free, "constrained": bound, "mixed": [bound[0], *free[1:]]}
+    engines = {name: admitted(model, bodies) for name, bodies in batches.items()}
+    steps: dict[str, list[float]] = {name: [] for name in engines}
+    while all(engine.running == rows for engine in engines.values()):
+        for name, engine in engines.items():
+            start = time.perf_counter()
+            engine.step()
+            steps[name].append(time.perf_counter() - start)
+    median = {name: statistics.median(times) for name, times in steps.items()}
     return {
-        "constrained / free, tokens a second": best["free"] / best["constrained"],
-        "free rows beside one constrained / alone": best["free"] / best["one constrained"],
+        "steps measured": float(len(steps["free"])),
+        "constrained / free, tokens a second": median["free"] / median["constrained"],
+        "free rows beside one constrained / alone": median["free"] / median["mixed"],
     }
 
 
@@ -152,7 +156,6 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--schemas", metavar="FOLDER")
     parser.add_argument("--strict", action="store_true", help="for --schemas: refuse, not warn")
     parser.add_argument("--json", action="store_true")
@@ -161,7 +164,7 @@ def main() -> None:
     if options.schemas:
         found = real_schemas(model, options.schemas, options.strict)
     else:
-        found = speed(model, options.rows, options.tokens, options.repeat)
+        found = speed(model, options.rows, options.tokens)
     for name, value in found.items():
         if not options.json:
             print(f"{name:45} {value:.3f}" if isinstance(value, float) else f"{name:45} {value}")

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from functools import cached_property
 from importlib.metadata import version
+from typing import Any
 
 from mlx_rq.engine.answer import answer
 from mlx_rq.engine.batch import RowGenerator

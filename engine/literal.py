@@ -48,7 +48,7 @@ class Guard:
 
     def encode(self, text: str, tokenizer: TokenizerWrapper) -> list[int]:
         """Tokenises text without its breakers; what they broke stays ordinary text."""
-        if self.breaker not in text:
+        if not self.specials or self.breaker not in text:
             return list(tokenizer.encode(text, add_special_tokens=False))
         try:
             encoded = tokenizer._tokenizer(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlx_rq.jobs.batch_answers import usage_of
 from mlx_rq.jobs.batch_files import Done, Outputs
 from mlx_rq.jobs.batch_lines import Line, Source, digest
 from mlx_rq.jobs.batch_records import Ended
@@ -30,7 +29,7 @@ _SYNC_SECONDS = 1.0
 
 @dataclass
 class Tally:
-    """Accounts for every line of the input, and for the tokens of this run.
+    """Accounts for every line of the input.
 
     `resumed` lines were done before this run; `outdated` answers belong to no line any more.
     """
@@ -40,10 +39,6 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     resumed: int = 0
     outdated: int = 0
-    answers: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
 
     @property
     def done(self) -> int:
@@ -62,17 +57,12 @@ class Tally:
             return 2
         return 1 if self.errors else 0
 
-    def count(self, ended: Ended, code: str | None) -> None:
-        """Counts what came of a line."""
-        if code is not None:
+    def count(self, code: str | None) -> None:
+        """Counts a line that ended with this error code, or without one with an answer."""
+        if code is None:
+            self.answered += 1
+        else:
             self.errors[code] += 1
-            return
-        self.answered += 1
-        self.answers += 1
-        usage = usage_of(ended.result)
-        self.prompt_tokens += usage.prompt
-        self.cached_tokens += usage.cached
-        self.completion_tokens += usage.completion
 
     def __str__(self) -> str:
         errors = self.errors.total()
@@ -144,9 +134,8 @@ class Batch:
         unsafe: list[Ended] = []
         sync_at = 0.0
         for ended in self.flight.run(self._remaining()):
-            codes = self._outputs.append(ended)
-            for item, code in zip(ended, codes, strict=True):
-                self.tally.count(item, code)
+            for code in self._outputs.append(ended):
+                self.tally.count(code)
             unsafe += ended
             if unsafe and time.monotonic() >= sync_at:
                 self._outputs.sync()

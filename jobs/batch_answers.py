@@ -18,6 +18,10 @@ class Usage(NamedTuple):
     cached: int
     completion: int
 
+    def plus(self, other: "Usage") -> "Usage":
+        """Sums up."""
+        return Usage(*map(sum, zip(self, other, strict=True)))
+
 
 def usage_of(response: Mapping[str, Any]) -> Usage:
     """Reads the usage of a response object, by the names of whichever endpoint it is of."""

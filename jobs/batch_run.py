@@ -18,6 +18,7 @@ from rq.results import Result
 from rq.utils import as_text
 
 from mlx_rq.jobs import keys
+from mlx_rq.jobs.batch_answers import Usage, usage_of
 from mlx_rq.jobs.batch_lines import Line, refusal
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.connection import connect, reachable
@@ -49,7 +50,8 @@ class Flight:
     """Lines on their way through the queue.
 
     `key_of` gives a line its idempotency key: a line that was submitted before under its key is
-    found again, not submitted twice. `note` says what everything waits for, if anything.
+    found again, not submitted twice. `note` says what everything waits for, if anything; `answers`
+    and `usage` tell what has been generated.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Flight:
         self._look_at = 0.0
         self._stopped: RequestError | None = None
         self.note: str | None = None
+        self.answers = 0
+        self.usage = Usage(0, 0, 0)
 
     @property
     def running(self) -> int:
@@ -236,6 +240,9 @@ class Flight:
         if self._stopped is not None and ended.error and ended.error["type"] == "cancelled":
             ended = replace(ended, result={"error": self._stopped.error})
         self._held[number] = ended
+        if ended.error is None:
+            self.answers += 1
+            self.usage = self.usage.plus(usage_of(result))
 
     def _take_ready(self) -> list[Ended]:
         if not self._ordered:

@@ -121,8 +121,8 @@ class BatchProcess:
         self._err.seek(0)
         return self._err.read()
 
-    def end(self) -> tuple[int, str, str]:
+    def end(self, timeout: float = 30) -> tuple[int, str, str]:
         """Waits for the end; returns the exit code, standard output and standard error."""
-        code = self._process.wait(timeout=30)
+        code = self._process.wait(timeout)
         self._out.seek(0)
         return code, self._out.read(), self.said()

@@ -37,28 +37,30 @@ def watching(*, quiet: bool) -> Iterator[Watch]:
 
 
 class Measure:
-    """Speeds and shares of this run, measured from its first look at the tally."""
+    """Speeds and shares of this run, from its first look on."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
 
-    def words(self, tally: Tally, held: int) -> list[str]:
-        """Tells what a person waits for: speed, reuse, time left, errors.
-
-        `held` lines have ended too, and wait to be written.
-        """
+    def words(self, batch: Batch) -> list[str]:
+        """Tells what a person waits for: speed, reuse, time left, errors."""
         words = []
         seconds = time.monotonic() - self._started
-        if tally.answers and seconds > 0:
-            words.append(f"{tally.completion_tokens / seconds:,.0f} tokens/s")
-            if tally.prompt_tokens:
-                words.append(f"{tally.cached_tokens / tally.prompt_tokens:.0%} of prompts reused")
+        answers, usage = batch.flight.answers, batch.flight.usage
+        if answers and seconds > 0:
+            words.append(f"{usage.completion / seconds:,.3g} tokens/s")
+            if usage.prompt:
+                words.append(f"{usage.cached / usage.prompt:.0%} of prompts reused")
             # Lines that the door refused took no time and say nothing about the others.
-            per_line = seconds / (tally.answers + held)
-            words.append(f"{duration(per_line * (tally.missing - held))} left")
-        if errors := tally.errors.total():
+            words.append(f"{duration(seconds / answers * (batch.tally.total - ended(batch)))} left")
+        if errors := batch.tally.errors.total():
             words.append(f"{errors:,} error{'' if errors == 1 else 's'}")
         return words
+
+
+def ended(batch: Batch) -> int:
+    """Counts the lines that have ended, whether they are written or wait for those before them."""
+    return batch.tally.done + batch.flight.held
 
 
 class _Bar:
@@ -71,12 +73,11 @@ class _Bar:
     def __call__(self, batch: Batch) -> None:
         if note := self._notes.news(batch):
             self._progress.console.print(f"note: {note}", highlight=False, markup=False)
-        tally, held = batch.tally, batch.flight.held
         self._progress.update(
             self._task,
-            total=tally.total,
-            completed=tally.done + held,
-            description=" · ".join(self._measure.words(tally, held)),
+            total=batch.tally.total,
+            completed=ended(batch),
+            description=" · ".join(self._measure.words(batch)),
         )
 
 
@@ -90,14 +91,11 @@ class _Lines:
     def __call__(self, batch: Batch) -> None:
         if note := self._notes.news(batch):
             click.echo(f"note: {note}", err=True)
-        if time.monotonic() < self._next:
+        now = time.monotonic()
+        if now < self._next or ended(batch) == self._told:
             return
-        self._next = time.monotonic() + LINE_SECONDS
-        tally, held = batch.tally, batch.flight.held
-        if (ended := tally.done + held) == self._told:
-            return
-        self._told = ended
-        words = [f"{ended:,} of {tally.total:,}", *self._measure.words(tally, held)]
+        self._next, self._told = now + LINE_SECONDS, ended(batch)
+        words = [f"{self._told:,} of {batch.tally.total:,}", *self._measure.words(batch)]
         click.echo(", ".join(words), err=True)
 
 

@@ -1,6 +1,7 @@
 """The command `mlx-rq batch`: a file of requests, or of rows and a template, in; a dataset out."""
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -91,6 +92,12 @@ def batch(
                 forecast(source, redis_url=options["redis_url"], as_json=as_json)
                 return
             tally = _run(source, input_name, output, options, as_json)
+    except BrokenPipeError:  # whoever read the answers has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(NOT_FINISHED)
+    except KeyboardInterrupt:
+        click.echo("Stopped.", err=True)
+        sys.exit(NOT_FINISHED)
     except (RequestError, RedisUnavailable, OSError) as error:
         _print_error(error, as_json)
         sys.exit(NOT_FINISHED)
@@ -211,23 +218,24 @@ def _run(
     if output == PIPE:
         errors = options["errors"] and Path(options["errors"])
         piped = PipedOutputs(sys.stdout.buffer, errors)
-        tally = _run_batch(Batch(source, piped, State(), _batch_options(options)), options)
-        _print_summary(tally, None, as_json, to_stderr=True)
-        return tally
+        batch = Batch(source, piped, State(), _batch_options(options))
+        _run_batch(batch, options)
+        _print_summary(batch, None, as_json, to_stderr=True)
+        return batch.tally
     places = _places(input_name, output, options)
     if places.dataset is not None and places.dataset.suffix != ".csv":
         needs_pyarrow("pyarrow")  # before a night's work, not after
     with open_state(places.state, output) as state:
         outputs = Outputs(places.answers, places.errors)
         batch = Batch(source, outputs, state, _batch_options(options))
-        tally = _run_batch(batch, options)
-        if places.dataset is not None and not tally.missing:
+        _run_batch(batch, options)
+        if places.dataset is not None and batch.tally.exit_code != NOT_FINISHED:
             Dataset(source, places.answers, _schema(options)).write(places.dataset)
-    _print_summary(tally, places, as_json, to_stderr=False)
-    return tally
+    _print_summary(batch, places, as_json, to_stderr=False)
+    return batch.tally
 
 
-def _run_batch(batch: Batch, options: Mapping[str, Any]) -> Tally:
+def _run_batch(batch: Batch, options: Mapping[str, Any]) -> None:
     """Runs to the end or until it is stopped, which the tally shows as missing lines."""
     with _stopping(batch), watching(quiet=options["quiet"]) as watch:
         batch.run(watch)
@@ -237,7 +245,6 @@ def _run_batch(batch: Batch, options: Mapping[str, Any]) -> Tally:
             f"Stopped. {waiting:,} jobs stay in the queue; the same command takes them up again.",
             err=True,
         )
-    return batch.tally
 
 
 def _batch_options(options: Mapping[str, Any]) -> BatchOptions:
@@ -253,7 +260,8 @@ def _batch_options(options: Mapping[str, Any]) -> BatchOptions:
     )
 
 
-def _print_summary(tally: Tally, places: _Places | None, as_json: bool, *, to_stderr: bool) -> None:
+def _print_summary(batch: Batch, places: _Places | None, as_json: bool, *, to_stderr: bool) -> None:
+    tally, usage = batch.tally, batch.flight.usage
     if not as_json:
         click.echo(tally, err=to_stderr)
         if tally.errors and places is not None and places.dataset is None:
@@ -265,9 +273,9 @@ def _print_summary(tally: Tally, places: _Places | None, as_json: bool, *, to_st
         "errors": dict(tally.errors.most_common()),
         "missing": tally.missing,
         "resumed": tally.resumed,
-        "prompt_tokens": tally.prompt_tokens,
-        "cached_tokens": tally.cached_tokens,
-        "completion_tokens": tally.completion_tokens,
+        "prompt_tokens": usage.prompt,
+        "cached_tokens": usage.cached,
+        "completion_tokens": usage.completion,
     }
     click.echo(json.dumps(summary, indent=2), err=to_stderr)
 

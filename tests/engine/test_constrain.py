@@ -131,6 +131,16 @@ def test_late_constrained_rows_change_nobody(seed: int, rows: int, arrivals: int
         assert answers(results[str(index)]) == answers(alone)
 
 
+def test_one_prompt_asked_for_in_many_forms_is_answered_in_each() -> None:
+    """Equal prompts are generated once only where the form is the same too."""
+    choices = [["a"], ["b"], ["c", "d"], ["a"]]
+    bodies = [chat("x", max_tokens=9), *(chat("x", max_tokens=9, guided_choice=c) for c in choices)]
+    free, *chosen = run(MODEL, bodies)[0]
+    contents = [result["choices"][0]["message"]["content"] for result in chosen]
+    assert [content in c for content, c in zip(contents, choices, strict=True)] == [True] * 4
+    assert free["choices"][0]["message"]["content"] not in "abcd"
+
+
 def test_a_row_that_was_put_back_goes_on_within_its_grammar() -> None:
     bodies = [chat(f"Record {i}", max_tokens=90, **structured(SCHEMA)) for i in range(6)]
     roomy, _ = run(MODEL, bodies, rows=6)

@@ -5,9 +5,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from driving import finish, greedy_text, run, task, texts
+from tiny import tiny_model
+
 from mlx_rq.engine.generate import EngineOptions, MLXEngine
 from mlx_rq.engine.models import LoadedModel
-from tiny import tiny_model
 
 
 def completion(prompt: list[int], max_tokens: int = 8, **more: Any) -> dict[str, Any]:

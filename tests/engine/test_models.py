@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
+
 from mlx_rq.engine.models import DEFAULT_CONTEXT, LoadedModel, ModelError, load
 from mlx_rq.engine.pull import pull
 

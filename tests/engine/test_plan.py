@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from mlx_rq.engine.plan import (
     PADDING_SLACK,
     Plan,

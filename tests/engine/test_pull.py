@@ -16,6 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx_lm
 import pytest
+
 from mlx_rq.engine import models
 from mlx_rq.engine import pull as pulling
 from mlx_rq.engine.gguf import DTYPES, Dtype, default_dtype

@@ -11,9 +11,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_rq.engine.models import LoadedModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from mlx_rq.engine.models import LoadedModel
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

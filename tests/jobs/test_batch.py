@@ -341,8 +341,3 @@ class TestTheReckoning:
         tally = Tally(total=3, answered=answered)
         tally.errors.update(["some"] * errors)
         assert tally.exit_code == exit_code
-
-    def test_tokens_are_summed_up(self, desk: Desk, engine: FakeEngine) -> None:
-        desk.write(batch_lines(3))
-        tally = desk.run()
-        assert (tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens) == (9, 6, 0)

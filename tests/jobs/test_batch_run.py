@@ -15,6 +15,7 @@ from rq.job import Job as RQJob
 
 from mlx_rq import Job, RedisUnavailable
 from mlx_rq.jobs import batch_run, keys
+from mlx_rq.jobs.batch_answers import Usage
 from mlx_rq.jobs.batch_lines import BatchFile, Line
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.batch_run import FORGET_SECONDS, Flight
@@ -278,6 +279,7 @@ class TestAfterwards:
         journey = flight(redis_url, key_of=key_of)
         with running_worker(FakeEngine(refuse=refuse_second)):
             answer, error = flatten(journey.run(lines(2)))
+        assert (journey.answers, journey.usage) == (1, Usage(prompt=3, cached=0, completion=2))
 
         journey.forget([answer, error])
 
