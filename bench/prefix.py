@@ -4,8 +4,8 @@
         [--jobs 64] [--trunk-tokens 1000] [--peers batch server] [--json] [--plot FILE]
 
 Peers, in the same run with the same model: `mlx_lm.batch_generate`, and `mlx_lm.server` with all
-requests sent at once. Prints ratios only; absolute times depend on the machine. On Linux the wheel's
-own BLAS is slow: preload OpenBLAS, or the peers take an hour.
+requests sent at once. Prints ratios only; absolute times depend on the machine. On Linux the
+wheel's own BLAS is slow: preload OpenBLAS, or the peers take an hour.
 """
 
 import argparse

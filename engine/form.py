@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlx_rq.engine.check import Check
 from mlx_rq.engine.constrain import Compilation, Compiled, Compilers, Constraint, GrammarFault
 from mlx_rq.engine.dialect import Dialect, dialect_of, reasoning_is_open
 from mlx_rq.engine.grammar import Grammar, Tools, grammar_of, schema_of, tools_of
@@ -22,6 +23,7 @@ from mlx_rq.engine.parse import (
 from mlx_rq.engine.tool_formats import mended
 from mlx_rq.jobs.errors import ErrorObject, RequestError, error_object
 from mlx_rq.jobs.requests import ChatRequest, Request
+from mlx_rq.jobs.structured import Shape
 
 
 @dataclass(slots=True)
@@ -181,7 +183,7 @@ class Form:
         reading.named_call = self.tools.mode == "named"
         if found.cut:
             message = "A tool call was cut off by the token budget and left out."
-            reading.warnings.append({"code": "tool_call_cut", "message": message})
+            reading.warnings.append(_warning("tool_call_cut", message))
         return reading
 
     def _without_specials(self, text: str) -> str:
@@ -197,53 +199,71 @@ class Form:
         shape = self.request.shape
         shape_check = checks.pop(0) if shape is not None else None
         if reading.calls:
-            names = [tool.function.name for _, tool in self.tools.usable]
-            for call in reading.calls:
-                check = checks[names.index(call.name)]
-                if check and (fault := check.fault(call.arguments)):
-                    raise InvalidAnswer(
-                        f"The model's call of '{call.name}' does not fit its parameters: {fault}."
-                    )
+            self._validate_calls(reading.calls, checks)
         elif self.tools.mode in ("required", "named"):
             raise InvalidAnswer("The model called no tool, though 'tool_choice' demands a call.")
         elif shape is not None:
             text = reading.content or ""
-            if constraint is None or not constraint.complete:
-                raise InvalidAnswer(f"The text ended before it fitted {shape.what}: {_short(text)}")
-            if shape.kind == "choice" and text not in shape.value:
-                raise InvalidAnswer(f"The text is none of the choices: {_short(text)}")
-            if shape_check is not None:
-                try:
-                    fault = shape_check.fault(json.loads(text))
-                except (ValueError, RecursionError) as error:
-                    fault = f"it is not JSON: {error}"
-                if fault:
-                    raise InvalidAnswer(
-                        f"The text does not validate against {shape.what}: {fault}: {_short(text)}"
-                    )
+            complete = constraint is not None and constraint.complete
+            if fault := _shape_fault(shape, text, shape_check, complete):
+                raise InvalidAnswer(f"The text does not fit {shape.what}: {fault}: {_short(text)}")
+
+    def _validate_calls(self, calls: Sequence[ParsedCall], checks: Sequence[Check | None]) -> None:
+        by_name = {
+            tool.function.name: check
+            for (_, tool), check in zip(self.tools.usable, checks, strict=True)
+        }
+        for call in calls:
+            check = by_name[call.name]
+            if check and (fault := check.fault(call.arguments)):
+                raise InvalidAnswer(
+                    f"The model's call of '{call.name}' does not fit its parameters: {fault}."
+                )
 
     def _warnings(
         self, finished: bool, constraint: Constraint | None, budget: int
     ) -> list[dict[str, str]]:
         compiled = self._compiled()
-        warnings = {}
-        for warning in compiled.warnings if compiled else ():
-            warnings["not_enforced"] = f"Not enforced, only checked at the end: {warning}"
-        if constraint is not None and constraint.cut:
-            warnings["closed_early"] = (
-                "The token budget ran out; the text was steered to its end so that it validates."
+        if compiled is None:
+            return []
+        warnings = [
+            _warning("not_enforced", f"Not enforced, only checked at the end: {warning}")
+            for warning in compiled.warnings
+        ]
+        if constraint is None:
+            return warnings
+        least = len(compiled.shortest or ())
+        if constraint.cut:
+            message = "The token budget ran out: the text was steered to its end."
+            warnings.append(_warning("closed_early", message))
+        if least > budget:
+            message = (
+                f"The token budget is {budget}, but a valid answer needs about {least} tokens. "
+                "Raise max_completion_tokens."
             )
-        if compiled and constraint is not None:
-            if compiled.shortest is not None and len(compiled.shortest) > budget:
-                warnings["budget_too_small"] = (
-                    f"The token budget is {budget}, but a valid answer needs about "
-                    f"{len(compiled.shortest)} tokens. Raise max_completion_tokens."
-                )
-            elif not finished and not constraint.complete:
-                warnings["cut_off"] = (
-                    f"The token budget of {budget} ended before the answer was complete."
-                )
-        return [{"code": code, "message": message} for code, message in warnings.items()]
+            warnings.append(_warning("budget_too_small", message))
+        elif not finished and not constraint.complete:
+            message = f"The token budget of {budget} ended before the answer was complete."
+            warnings.append(_warning("cut_off", message))
+        return warnings
+
+
+def _shape_fault(shape: Shape, text: str, check: Check | None, complete: bool) -> str | None:
+    """Says why a finished text is not of a shape; None where it is."""
+    if not complete:
+        return "it ended too early"
+    if shape.kind == "choice" and text not in shape.value:
+        return "it is none of the choices"
+    if check is None:
+        return None
+    try:
+        return check.fault(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON: {error}"
+
+
+def _warning(code: str, message: str) -> dict[str, str]:
+    return {"code": code, "message": message}
 
 
 def call_id(task_id: str, row: int, call: int) -> str:

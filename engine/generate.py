@@ -181,7 +181,7 @@ class MLXEngine:
             least = self._kv_cost.bytes(1, len(row.prompt) + 1)
             if least > self._kv_bytes:
                 raise RequestError(
-                    f"The prompt has {len(row.prompt)} tokens, whose KV takes {least:,} bytes; this "
+                    f"The prompt has {len(row.prompt)} tokens; their KV takes {least:,} bytes. This "
                     f"worker keeps {self._kv_bytes:,} (--kv-budget). Reduce the prompt.",
                     code="context_length_exceeded",
                 )
@@ -223,7 +223,9 @@ class MLXEngine:
         if row is None:
             return []
         try:
-            self._totals.prefilled_tokens += self._scoring.advance()
+            scored = self._scoring.advance()
+            self._totals.prefilled_tokens += scored
+            self._totals.positions_computed += scored
         except Exception as error:
             logger.error("the engine raised at a prompt's logprobs", exc_info=error)
             self.cancel(row.task_id)

@@ -85,7 +85,7 @@ def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dia
         messages = _with_tools_in_words(messages, request)
     tools = _tools(request)
     guard = guard_for([messages, tools], tokenizer)
-    #RED
+    messages, tools = guard.protect(messages), guard.protect(tools)
     if tokenizer.has_chat_template:
         text = _apply_template(messages, tools, request, tokenizer)
     else:

@@ -18,7 +18,10 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from tiny import tiny_model
 
+from mlx_rq.engine.dialect import dialect_of
+from mlx_rq.engine.prompt import render
 from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.requests import CompletionRequest
 from mlx_rq.jobs.validation import validate
 
 TYPES: dict[str, Any] = {"chat": ChatCompletion, "completion": Completion, "responses": Response}
@@ -363,6 +366,20 @@ class TestSuffix:
             "unsupported_parameter",
             "suffix",
         )
+
+    def test_a_model_that_can_gets_it_in_its_own_way(self) -> None:
+        marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+        model = speaking.model(parser=None, marks=marks)
+        request = validate("completion", {"prompt": "the dog", "suffix": "The end"})
+        assert isinstance(request, CompletionRequest)
+        (prompt,) = render(request, model.tokenizer, model.vocab_size, dialect_of(model.tokenizer))
+        assert model.tokenizer.decode(prompt) == (
+            "<|fim_prefix|>the dog<|fim_suffix|>The end<|fim_middle|>"
+        )
+        for mark in marks:
+            assert prompt.count(model.tokenizer.convert_tokens_to_ids(mark)) == 1
+        (said,) = say("completion", {"prompt": "the dog", "suffix": "The end"}, model=model)
+        assert said.tokens == 16
 
     def test_an_empty_one_asks_for_nothing(self) -> None:
         without, with_it = say("completion", {}, {"suffix": ""})

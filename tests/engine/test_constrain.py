@@ -432,6 +432,17 @@ def test_a_text_that_does_not_validate_is_an_error(monkeypatch: Any) -> None:
     assert "non-unique" in result["error"]["message"]
 
 
+def test_every_keyword_that_is_not_enforced_is_warned_of() -> None:
+    schema = {"type": "object", "properties": {}, "not": {"required": ["a"]}}
+    lenient = {**schema, "additionalProperties": {"type": "string", "format": "telephone"}}
+    body = chat("x", max_tokens=90, **structured(lenient, False))
+    (result,), _ = run(MODEL, [body], close_json=True)
+    told = [w["message"] for w in result["warnings"] if w["code"] == "not_enforced"]
+    assert len(told) == 2
+    assert "telephone" in "".join(told)
+    assert '"not"' in "".join(told)
+
+
 def test_completions_are_constrained_too() -> None:
     body = {"prompt": "Say:", "guided_choice": ["alpha", "beta"], "temperature": 0}
     (result,), _ = run(MODEL, [body])

@@ -1,6 +1,6 @@
 """Responses jobs at the producer's end: how they are read, refused, and gone on from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -201,12 +201,10 @@ class TestAsChat:
         ),
         ({"tools": [{"type": "function", "name": "f"}] * 2}, "invalid_value", "tools[1].name"),
         ({"tool_choice": "required"}, None, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "missing_required_parameter", "text.format.name"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"multipleOf": 1e9}}}},
-            None,
-            "text.format.schema",
-        ),
+        ({"text": {"format": {"type": "json_schema"}}}, "missing_required_parameter",
+         "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"multipleOf": 1e9}}}},
+         None, "text.format.schema"),
         ({"reasoning": {"effort": "huge"}}, "invalid_value", "reasoning.effort"),
         ({"truncation": "yes"}, "invalid_value", "truncation"),
         ({"include": ["file_search_call.results"]}, "invalid_value", "include[0]"),
@@ -230,7 +228,7 @@ def test_what_is_wrong_is_said_in_the_names_of_the_request(
 def test_the_caps_on_metadata_are_good_themselves() -> None:
     metadata = {f"{i:064d}": "v" * 512 for i in range(16)}
     assert read(metadata=metadata).metadata == metadata
-    with pytest.raises(RequestError, match="'metadata': too many properties. Expected an object"):
+    with pytest.raises(RequestError, match="'metadata': too many properties"):
         read(metadata={**metadata, "more": ""})
 
 
@@ -254,7 +252,7 @@ def echo(task: Task) -> dict[str, Any]:
 
 
 @pytest.fixture
-def answering(start_worker: StartWorker) -> Iterator[Callable[..., Job]]:
+def answering(start_worker: StartWorker) -> Callable[..., Job]:
     """Submits a body and waits for its end."""
     start_worker(FakeEngine(answer_with=echo))
 
@@ -263,7 +261,7 @@ def answering(start_worker: StartWorker) -> Iterator[Callable[..., Job]]:
         (ended,) = as_completed([job], timeout=20)
         return ended
 
-    yield submitted
+    return submitted
 
 
 class TestHistory:
