@@ -22,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Task
 from mlx_rq.engine.pull import pull
 from mlx_rq.jobs.requests import CompletionRequest

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.models import load
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Task
 from mlx_rq.engine.pull import pull
 from mlx_rq.jobs.requests import CompletionRequest

@@ -19,10 +19,11 @@ from typing import Any
 
 from mlx_rq.engine.constrain import GrammarFault
 from mlx_rq.engine.dialect import dialect_of
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.grammar import grammar_of
 from mlx_rq.engine.guidance import CompiledGrammar, Guidance
 from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Task
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.validation import validate

@@ -9,8 +9,8 @@ with its trunk's cache → `_decode` collects its tokens → `_finish` makes its
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 from mlx_rq.engine.answer import answer
 from mlx_rq.engine.batch import RowGenerator
 from mlx_rq.engine.form import Forms
-from mlx_rq.engine.memory import default_kv_bytes, measure_kv
+from mlx_rq.engine.memory import KVBudget
 from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
 from mlx_rq.engine.schedule import Cohort, Schedule
@@ -36,34 +37,13 @@ _ADMIT_SHARE = 4
 """Rows are admitted once this part of the batch (1/4) is free: each admission copies all KV."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How much the engine does at once.
-
-    `rows` decode together; `chunk` prompt tokens are prefilled between two decode steps; KV of
-    trunks and rows takes at most `kv_bytes` (None: what the machine has room for); a row that
-    waited `max_wait` seconds goes before others of its priority. A prefix is kept as a trunk from
-    `min_trunk_tokens` on. A row is admitted where there is memory for its prompt and `reserve`
-    tokens: most answers are shorter than they may be, and where many are not, rows are put back.
-    With `close_json`, a structured text is steered to its end when its budget runs out.
-    """
-
-    rows: int = 16
-    chunk: int = 512
-    kv_bytes: int | None = None
-    max_wait: float = 30.0
-    min_trunk_tokens: int = 16
-    reserve: int = 1024
-    close_json: bool = False
-
-
 class MLXEngine:
     """Generates with one MLX model. Make and use it on one thread (MLX streams demand that)."""
 
     def __init__(
         self,
         model: LoadedModel,
-        options: EngineOptions = EngineOptions(),
+        options: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,8 +67,7 @@ class MLXEngine:
             min_trunk_tokens=options.min_trunk_tokens,
             max_wait=options.max_wait,
         )
-        self._kv_cost = measure_kv(model.model)
-        self._kv_bytes = options.kv_bytes or default_kv_bytes(model.model)
+        self._memory = KVBudget(model.model, options.kv_bytes, options.reserve)
         self._trunks = Trunks(model.model, chunk=options.chunk, clock=clock)
         self._generator = self._new_generator()
         self._totals = Totals()
@@ -140,7 +119,7 @@ class MLXEngine:
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token of trunks and rows once."""
         rows = sum(len(row.tokens) - row.depth for row in self._running.values())
-        least = self._kv_cost.bytes(1, rows + self._trunks.distinct_tokens)
+        least = self._memory.cost.bytes(1, rows + self._trunks.distinct_tokens)
         return self._trunks.nbytes + self._generator.prompt_cache_nbytes, least
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
@@ -149,7 +128,7 @@ class MLXEngine:
         for task in tasks:
             try:
                 rows = rows_of(task, self._model, self._forms, now=self._clock())
-                self._check_memory(rows)
+                self._memory.check(rows)
             except RequestError as error:
                 refused.append(_refusal(task, error))
                 continue
@@ -175,16 +154,6 @@ class MLXEngine:
                 self._compiling.remove(row)
                 self._schedule.add([row])
         return refused
-
-    def _check_memory(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            least = self._kv_cost.bytes(1, len(row.prompt) + 1)
-            if least > self._kv_bytes:
-                raise RequestError(
-                    f"The prompt has {len(row.prompt)} tokens; their KV takes {least:,} bytes. This "
-                    f"worker keeps {self._kv_bytes:,} (--kv-budget). Reduce the prompt.",
-                    code="context_length_exceeded",
-                )
 
     def cancel(self, task_id: str) -> None:
         """Forgets a task; a row that others wait for as their twin is generated all the same."""
@@ -247,7 +216,9 @@ class MLXEngine:
         trunk = self._trunk_for(cohort)
         if cohort.trunks and trunk is None:
             return  # not whole yet
-        room = min(self._options.rows - len(self._running), self._fitting(cohort))
+        running, keep = self._running.values(), self._schedule.prefixes
+        fitting = self._memory.fitting(running, cohort.rows, self._trunks, keep)
+        room = min(self._options.rows - len(running), fitting)
         enough = min(len(cohort.rows), max(1, self._options.rows // _ADMIT_SHARE))
         if room >= enough or not self._running:
             self._insert(self._schedule.take(max(1, room)), trunk)
@@ -266,26 +237,9 @@ class MLXEngine:
             return self._trunks.deepest(key_of(tokens), at_most=len(tokens) - 1)
         return None
 
-    def _fitting(self, cohort: Cohort) -> int:
-        """Counts the rows of a cohort for which there is memory, evicting trunks for them."""
-        reserved = [self._reserved(row) for row in self._running.values()]
-        for count, row in enumerate(cohort.rows):
-            reserved.append(self._reserved(row))
-            needed = self._kv_cost.bytes(len(reserved), max(reserved))
-            if not self._trunks.shrink(self._kv_bytes - needed, keep=self._schedule.prefixes):
-                return count
-        return len(cohort.rows)
-
-    def _reserved(self, row: Row) -> int:
-        return len(row.tokens) + min(row.remaining, self._options.reserve)
-
     def _make_room(self) -> None:
         """Puts rows back where those that run have outgrown the memory; the newest goes first."""
-        while len(self._running) > 1:
-            longest = max(len(row.prompt) + len(row.text.tokens) for row in self._running.values())
-            needed = self._kv_cost.bytes(len(self._running), longest + 1)
-            if self._trunks.shrink(self._kv_bytes - needed, keep=frozenset()):
-                return
+        while self._memory.outgrown(self._running.values(), self._trunks):
             (row,) = self._take_out([max(self._running)])
             row.sampler.rewind(row.text.tokens)
             self._schedule.add([row])

@@ -1,7 +1,7 @@
 """How much memory KV takes, and how much of it there is."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,10 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_rq.engine.rows import Row
+from mlx_rq.engine.trunks import Key, Trunks
+from mlx_rq.jobs.errors import RequestError
 
 _SHARE = 0.8
 """The part of what the weights leave free that KV may take; the rest is for activations."""
@@ -65,3 +69,58 @@ def default_kv_bytes(model: Module) -> int:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         room = _CPU_SHARE * physical - weights
     return max(int(room), 64 * 1024**2)
+
+
+class KVBudget:
+    """Says which rows fit: KV of trunks and rows together stays within a number of bytes.
+
+    Without one, it is what the machine has room for. `reserve` tokens of a row's answer count at
+    its admission.
+    """
+
+    def __init__(self, model: Module, nbytes: int | None, reserve: int) -> None:
+        self.cost = measure_kv(model)
+        self.nbytes = nbytes or default_kv_bytes(model)
+        self._reserve = reserve
+
+    def check(self, rows: Iterable[Row]) -> None:
+        """Raises RequestError for a row whose prompt alone is too large."""
+        for row in rows:
+            least = self.cost.bytes(1, len(row.prompt) + 1)
+            if least > self.nbytes:
+                raise RequestError(
+                    f"The KV of the prompt's {len(row.prompt)} tokens takes {least:,} bytes; this "
+                    f"worker keeps {self.nbytes:,} (--kv-budget). Reduce the prompt.",
+                    code="context_length_exceeded",
+                )
+
+    def fitting(
+        self, running: Iterable[Row], more: Iterable[Row], trunks: Trunks, keep: frozenset[Key]
+    ) -> int:
+        """Counts the rows for which there is memory beside those that run.
+
+        Trunks are evicted for them, except those to `keep`.
+        """
+        reserved = [self._reserved(row) for row in running]
+        count = 0
+        for row in more:
+            reserved.append(self._reserved(row))
+            needed = self.cost.bytes(len(reserved), max(reserved))
+            if not trunks.shrink(self.nbytes - needed, keep=keep):
+                break
+            count += 1
+        return count
+
+    def _reserved(self, row: Row) -> int:
+        return len(row.tokens) + min(row.remaining, self._reserve)
+
+    def outgrown(self, running: Collection[Row], trunks: Trunks) -> bool:
+        """Tells whether rows that run have to make room, though every trunk were evicted.
+
+        One alone may always go on.
+        """
+        if len(running) <= 1:
+            return False
+        longest = max(len(row.prompt) + len(row.text.tokens) for row in running)
+        needed = self.cost.bytes(len(running), longest + 1)
+        return not trunks.shrink(self.nbytes - needed, keep=frozenset())

@@ -124,8 +124,9 @@ def worker(
         connection.ping()  # before minutes are spent on loading a model
     with needs_extra("worker"):
         from mlx_rq.engine.calibrate import batch_rows
-        from mlx_rq.engine.generate import EngineOptions, MLXEngine
+        from mlx_rq.engine.generate import MLXEngine
         from mlx_rq.engine.models import load
+        from mlx_rq.engine.options import EngineOptions
         from mlx_rq.worker.options import WorkerOptions
         from mlx_rq.worker.worker import MLXWorker, NameTaken
     loaded = load(model, trust_remote_code=trust_remote_code)

@@ -6,8 +6,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Task
 from mlx_rq.jobs.validation import kind_of, validate
 

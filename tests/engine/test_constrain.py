@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from mlx_rq.engine.constrain import Compilers, GrammarFault, Masks, mask
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.grammar import Grammar
 from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.options import EngineOptions
 
 MODEL = speaking.model()
 THINKER = speaking.model(thinking=True)

@@ -7,8 +7,9 @@ import pytest
 from driving import finish, greedy_text, run, task, texts
 from tiny import tiny_model
 
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.options import EngineOptions
 
 
 def completion(prompt: list[int], max_tokens: int = 8, **more: Any) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_rows_that_outgrow_the_memory_are_put_back_and_go_on(family: str) -> Non
     bodies = [{**body, "max_tokens": 60} for body in branching(seed=2, jobs=10)]
     _, engine = run(model, [])
     longest = max(len(body["prompt"]) for body in bodies) + 60
-    kv_bytes = engine._kv_cost.bytes(1, longest + 30)  # never four rows at their longest
+    kv_bytes = engine._memory.cost.bytes(1, longest + 30)  # never four rows at their longest
 
     results, engine = run(model, bodies, kv_bytes=kv_bytes, reserve=1)
 

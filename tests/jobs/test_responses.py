@@ -29,7 +29,7 @@ def read(**body: Any) -> ResponsesRequest:
 
 def chat(**body: Any) -> dict[str, Any]:
     """The chat that a body is generated as, without what it does not say."""
-    return as_chat(read(**body)).model_dump(exclude_none=True, by_alias=True)
+    return as_chat(read(**body)).model_dump(exclude_none=True, by_alias=True, warnings=False)
 
 
 def refusal(**body: Any) -> tuple[str | None, str | None]:

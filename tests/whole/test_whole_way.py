@@ -19,7 +19,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from mlx_rq import Job, as_completed, fetch, submit, submit_many
-from mlx_rq.engine.generate import EngineOptions, MLXEngine
+from mlx_rq.engine.generate import MLXEngine
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Task
 from mlx_rq.jobs.validation import kind_of, validate
 

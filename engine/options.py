@@ -1,0 +1,24 @@
+"""How much an engine does at once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How much the engine does at once.
+
+    `rows` decode together; `chunk` prompt tokens are prefilled between two decode steps; KV of
+    trunks and rows takes at most `kv_bytes` (None: what the machine has room for); a row that
+    waited `max_wait` seconds goes before others of its priority. A prefix is kept as a trunk from
+    `min_trunk_tokens` on. A row is admitted where there is memory for its prompt and `reserve`
+    tokens: most answers are shorter than they may be, and where many are not, rows are put back.
+    With `close_json`, a structured text is steered to its end when its budget runs out.
+    """
+
+    rows: int = 16
+    chunk: int = 512
+    kv_bytes: int | None = None
+    max_wait: float = 30.0
+    min_trunk_tokens: int = 16
+    reserve: int = 1024
+    close_json: bool = False
