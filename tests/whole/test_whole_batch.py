@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from batch_helpers import BatchProcess
-from models import smollm2_folder
+from models import quick_smollm2_folder
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def worker(redis_url: str) -> Iterator[None]:
     """A worker with SmolLM2 in a process of its own."""
     command = [sys.executable, "-P", "-m", "mlx_rq.worker", "worker"]
     process = subprocess.Popen(
-        [*command, "--model", str(smollm2_folder()), "--batch", "16"],
+        [*command, "--model", str(quick_smollm2_folder()), "--batch", "16"],
         env={**os.environ, "MLX_RQ_REDIS_URL": redis_url},
     )
     yield
@@ -57,7 +57,7 @@ def test_forty_rows_become_typed_records(tmp_path: Path, redis_url: str) -> None
             *("--system", 'Answer like {{"age": 30, "married": true}}.'),
             *("-p", "max_completion_tokens=24", "-p", "temperature=0", "-o", output),
         ],
-    ).end(timeout=300)
+    ).end(timeout=600)
 
     assert (code, out) == (0, "40 in: 40 answered, 0 errors, 0 missing\n"), err
     table = pq.read_table(output)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fakes import free_port
-from models import smollm2, smollm2_folder
+from models import quick_smollm2_folder, smollm2, smollm2_folder
 from openai import OpenAI
 from openai._models import construct_type, validate_type
 from openai.types import Completion
@@ -126,7 +126,7 @@ def test_24_mixed_jobs_in_one_window_answer_as_each_alone(redis_url: str) -> Non
 def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(tmp_path: Path) -> None:
     port = str(free_port())
     url = f"redis://127.0.0.1:{port}/0"
-    arguments = ["up", "--model", str(smollm2_folder()), "--batch", "4", "--port", port]
+    arguments = ["up", "--model", str(quick_smollm2_folder()), "--batch", "4", "--port", port]
     http_port = free_port()
     arguments += ["--data-dir", str(tmp_path), "--grace", "0", "--http-port", str(http_port)]
 
@@ -159,7 +159,7 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(tmp_path: Path) -
 
 def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str) -> None:
     jobs = submit_many([chat(f"Say {n}.", max_completion_tokens=30) for n in range(4)])
-    arguments = ["worker", "--model", str(smollm2_folder()), "--batch", "4", "--lease", "2"]
+    arguments = ["worker", "--model", str(quick_smollm2_folder()), "--batch", "4", "--lease", "2"]
 
     with process(*arguments) as first:
         wait_for_line(first, "serves")
