@@ -202,7 +202,8 @@ def iterate_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
     if hasattr(rows, "to_pylist") and hasattr(rows, "to_batches"):  # pyarrow
         return (row for batch in rows.to_batches() for row in batch.to_pylist())
     if hasattr(rows, "iterrows"):  # pandas
-        return iter(rows.to_dict(orient="records"))
+        nulled = rows.astype(object).where(rows.notna(), None)  # NaN, NA and NaT alike
+        return iter(nulled.to_dict(orient="records"))
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise TypeError(
             f"rows: expected an iterable of mappings or a table, but got a {type(rows).__name__}"

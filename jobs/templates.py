@@ -91,7 +91,7 @@ def _text(value: Any) -> str:
             return value
         case None:
             return ""
-        case float() if value != value:  # how pandas writes null
+        case float() if value != value:  # how many tables write null
             return ""
         case bool() | list() | dict():
             return json.dumps(value, ensure_ascii=False, default=str)

@@ -2,18 +2,18 @@
 
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import speaking
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+from models import quick_smollm2_folder
 from tiny import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_rq.engine.models import find_pulled
 from mlx_rq.engine.spelling import Spelling
 from mlx_rq.engine.text import RowText
 
@@ -74,12 +74,7 @@ def sentencepiece() -> TokenizerWrapper:
 
 @cache
 def smollm2() -> TokenizerWrapper:
-    from mlx_lm.utils import load_tokenizer
-
-    path = find_pulled("smollm2")
-    if path is None:
-        pytest.skip("smollm2 is not pulled")
-    wrapped: TokenizerWrapper = load_tokenizer(Path(path))
+    wrapped: TokenizerWrapper = load_tokenizer(quick_smollm2_folder())
     return wrapped
 
 

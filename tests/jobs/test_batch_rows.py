@@ -140,6 +140,17 @@ class Pandas:
     def iterrows(self) -> Any:
         raise AssertionError("slow, and it loses the types")
 
+    def notna(self) -> str:
+        return "where there are values"
+
+    def astype(self, kind: type) -> "Pandas":
+        assert kind is object
+        return self
+
+    def where(self, condition: str, other: None) -> "Pandas":
+        assert (condition, other) == (self.notna(), None)
+        return self
+
     def to_dict(self, orient: str) -> Any:
         assert orient == "records"
         return [{"a": 1}, {"a": 2}]
