@@ -176,8 +176,6 @@ class Flight:
         for job, (number, line) in zip(jobs, chunk, strict=True):
             # The body lies in Redis now; only one copy of it need be held.
             self._running[job.id] = number, replace(line, body={})
-        # Those that were found again may have ended before anybody listened.
-        self._take_results([job.id for job in jobs])
 
     def _refused(self, chunk: Sequence[tuple[int, Line]], error: RequestError) -> None:
         """Ends the line that only Redis shows to be wrong, as one that goes on from a lost answer.
@@ -218,7 +216,11 @@ class Flight:
                 self._end(job_id, json.loads(text))
 
     def _look_again(self) -> None:
-        """Looks for ends that nobody told (the stream was trimmed, RQ ended a job, it is lost)."""
+        """Looks for ends that nobody heard of.
+
+        A job that was found again had ended before, the stream was trimmed, RQ ended a job, or it
+        is lost.
+        """
         job_ids = list(self._running)
         for start in range(0, len(job_ids), JOBS_PER_TRANSACTION):
             self._take_results(job_ids[start : start + JOBS_PER_TRANSACTION])
