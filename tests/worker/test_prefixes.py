@@ -28,7 +28,7 @@ def documents(tasks: Sequence[Task]) -> list[str]:
 def two_workers(start_worker: StartWorker) -> tuple[RunningWorker, RunningWorker]:
     """Two workers that know of each other."""
     engines = FakeEngine(capacity=4, hold=True), FakeEngine(capacity=4, hold=True)
-    first, second = (start_worker(engine, lease=2) for engine in engines)
+    first, second = (start_worker(engine, lease=8) for engine in engines)
     for running in (first, second):
         eventually(lambda r=running: not r.worker._leases.alone, "hearing of the other worker")  # type: ignore[misc]
     return first, second
@@ -80,7 +80,7 @@ def test_a_job_that_waited_too_long_is_taken_by_anybody(
     redis_url: str, start_worker: StartWorker
 ) -> None:
     engines = FakeEngine(capacity=4, hold=True), FakeEngine(capacity=4, hold=True)
-    first, second = (start_worker(engine, lease=2, max_wait=0.5) for engine in engines)
+    first, second = (start_worker(engine, lease=8, max_wait=0.5) for engine in engines)
     for running in (first, second):
         eventually(lambda r=running: not r.worker._leases.alone, "hearing of the other worker")  # type: ignore[misc]
     submit_many([body("A", number) for number in range(8)])
