@@ -45,23 +45,6 @@ def test_each_document_goes_to_one_worker(redis_url: str, start_worker: StartWor
     assert not shares[0] & shares[1]  # each beginning is computed once in all
 
 
-def test_later_jobs_go_to_who_has_their_beginning(
-    redis_url: str, start_worker: StartWorker
-) -> None:
-    first, second = two_workers(start_worker)
-    submit_many([body("AB"[number % 2], number) for number in range(20)])
-    eventually(lambda: len(first.engine.added) + len(second.engine.added) == 20, "claiming all")
-    owner = first if "A" in documents(first.engine.added) else second
-    for worker in (first, second):
-        worker.engine.release()
-
-    jobs = submit_many([body("A", number) for number in range(100, 103)])
-
-    for job in jobs:
-        job.result(timeout=10)
-    assert {task.id for task in owner.engine.added} >= {job.id for job in jobs}
-
-
 def test_an_idle_worker_takes_a_batch_full_from_another(
     redis_url: str, start_worker: StartWorker
 ) -> None:
