@@ -78,16 +78,6 @@ def test_a_job_that_waited_too_long_is_taken_by_anybody(
     assert other.engine.added[0].id not in {task.id for task in owner.engine.added}
 
 
-def test_jobs_without_a_long_beginning_are_divided(
-    redis_url: str, start_worker: StartWorker
-) -> None:
-    first, second = two_workers(start_worker)
-    submit_many([{"prompt": f"Say {number}"} for number in range(16)])
-
-    eventually(lambda: len(first.engine.added) + len(second.engine.added) == 16, "claiming all")
-    assert min(len(first.engine.added), len(second.engine.added)) >= 4
-
-
 def test_what_counts_as_a_beginning() -> None:
     assert prefix_of(body("A", 1)) == prefix_of(body("A", 2)) != prefix_of(body("B", 1))
     assert prefix_of({"messages": [{"role": "user", "content": "short"}]}) == ""
