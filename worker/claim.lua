@@ -24,7 +24,21 @@ local MARGIN = 60
 local SCANNED = 1024
 
 local worker_executions = KEYS[#KEYS]
-local claimed = {}
+local claimed, owned = {}, {}
+
+local function prefix_in(meta)
+  local read, value = pcall(cjson.decode, meta or '{}')
+  if read and type(value) == 'table' and type(value.prefix) == 'string' then return value.prefix end
+  return ''
+end
+
+-- Whoever claims a job owns its prefix from then on, also while there is nobody to share with: a
+-- worker that comes later finds out who has computed what.
+local function own(prefix)
+  if prefix == '' or owned[prefix] then return end
+  redis.call('SET', owner_prefix .. prefix, worker, 'EX', 2 * lease)
+  owned[prefix] = true
+end
 
 local function claim(queue, registry, job_id)
   local job = job_prefix .. job_id
@@ -42,6 +56,7 @@ local function claim(queue, registry, job_id)
   redis.call('SADD', worker_executions, composite)
   local fields = redis.call('HMGET', job, 'data', 'meta', 'retries_left', 'result_ttl')
   claimed[#claimed + 1] = {queue, job_id, execution, fields[1], fields[2], fields[3], fields[4]}
+  own(prefix_in(fields[2]))
 end
 
 -- A job that was cancelled or ended meanwhile, or that stands in the list twice, is passed by; so is
@@ -51,19 +66,12 @@ local function waits(job_id)
     and redis.call('HGET', job_prefix .. job_id, 'status') == 'queued'
 end
 
-local function prefix_of(job_id)
-  local meta = redis.call('HGET', job_prefix .. job_id, 'meta')
-  local read, value = pcall(cjson.decode, meta or '{}')
-  if read and type(value) == 'table' and type(value.prefix) == 'string' then return value.prefix end
-  return ''
-end
-
 -- Groups the jobs at the head of a list by their prefix, groups in the order of their first job.
 local function groups_in(list)
   local groups, by_prefix = {}, {}
   for _, job_id in ipairs(redis.call('LRANGE', list, 0, SCANNED - 1)) do
     if waits(job_id) then
-      local prefix = prefix_of(job_id)
+      local prefix = prefix_in(redis.call('HGET', job_prefix .. job_id, 'meta'))
       local group = by_prefix[prefix]
       if not group then
         group = {prefix = prefix, jobs = {}, owner = false}
@@ -82,9 +90,6 @@ local function take_group(queue, list, registry, group, most)
     if #claimed >= most then break end
     redis.call('LREM', list, 1, job_id)
     if waits(job_id) then claim(queue, registry, job_id) end
-  end
-  if group.prefix ~= '' then
-    redis.call('SET', owner_prefix .. group.prefix, worker, 'EX', 2 * lease)
   end
   group.jobs = {}
 end
