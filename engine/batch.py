@@ -84,13 +84,16 @@ class _PromptBatch(PromptProcessingBatch):
 class RowGenerator(BatchGenerator):
     """Generates up to `rows` rows at once. See the module for what differs from the stock class."""
 
-    def __init__(self, model: Module, *, rows: int, prefill_step: int = 2048) -> None:
+    def __init__(
+        self, model: Module, *, rows: int, prefill_step: int, counters: BatchCounters
+    ) -> None:
         super().__init__(
             model,
             completion_batch_size=rows,
             prefill_batch_size=rows,
             prefill_step_size=prefill_step,
         )
+        self._counters = counters  # the caller's: seconds and steps
         self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, prefill_step)
         self._generation_batch = _DecodeBatch.empty(model, greedy_sampler)
 
@@ -116,11 +119,6 @@ class RowGenerator(BatchGenerator):
             stop_sequences=[stops[ends] for ends in end_tokens],
         )
         return uids
-
-    @property
-    def counters(self) -> BatchCounters:
-        """What it has done so far: seconds and steps."""
-        return self._counters
 
     @property
     def prefilling(self) -> int:

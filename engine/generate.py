@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
+from itertools import islice
 from typing import Any
+
+from mlx_lm.generate_utils import BatchCounters
 
 from mlx_rq.engine.answer import answer
 from mlx_rq.engine.batch import RowGenerator
@@ -23,7 +26,7 @@ from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Outcome, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
-from mlx_rq.engine.schedule import Cohort, Schedule
+from mlx_rq.engine.schedule import Schedule
 from mlx_rq.engine.scoring import Scoring
 from mlx_rq.engine.solo import SoloGenerator, can_batch
 from mlx_rq.engine.spelling import Spelling
@@ -69,14 +72,17 @@ class MLXEngine:
         )
         self._memory = KVBudget(model.model, options.kv_bytes, options.reserve)
         self._trunks = Trunks(model.model, chunk=options.chunk, clock=clock)
+        self._counters = BatchCounters()  # they outlive a generator that an error ended
         self._generator = self._new_generator()
         self._totals = Totals()
 
     def _new_generator(self) -> RowGenerator | SoloGenerator:
         model, options = self._model.model, self._options
         if self._batches:
-            return RowGenerator(model, rows=options.rows, prefill_step=options.chunk)
-        return SoloGenerator(model, prefill_step=options.chunk)
+            return RowGenerator(
+                model, rows=options.rows, prefill_step=options.chunk, counters=self._counters
+            )
+        return SoloGenerator(model, prefill_step=options.chunk, counters=self._counters)
 
     @property
     def model_id(self) -> str:
@@ -102,7 +108,7 @@ class MLXEngine:
 
     @property
     def totals(self) -> Totals:
-        totals, trunks, counters = self._totals, self._trunks, self._generator.counters
+        totals, trunks, counters = self._totals, self._trunks, self._counters
         return replace(
             totals,
             distinct_tokens=self._schedule.distinct_tokens,
@@ -213,29 +219,29 @@ class MLXEngine:
         cohort = self._schedule.head(self._clock())
         if cohort is None:
             return
-        trunk = self._trunk_for(cohort)
-        if cohort.trunks and trunk is None:
-            return  # not whole yet
-        running, keep = self._running.values(), self._schedule.prefixes
-        fitting = self._memory.fitting(running, cohort.rows, self._trunks, keep)
-        room = min(self._options.rows - len(running), fitting)
+        trunk = None
+        for key in cohort.trunks:  # ahead of the room, so that rows need not wait for it then
+            trunk = self._trunks.build(key)
+            if trunk is None:
+                return  # not whole yet
+        free = self._options.rows - len(self._running)
         enough = min(len(cohort.rows), max(1, self._options.rows // _ADMIT_SHARE))
+        if self._running and free < enough:
+            return
+        # Only now: memory is made for rows that can come in, and nothing is looked up in vain.
+        candidates = list(islice(cohort.rows, free))
+        running, keep = self._running.values(), self._schedule.prefixes
+        room = self._memory.fitting(running, candidates, self._trunks, keep)
         if room >= enough or not self._running:
-            self._insert(self._schedule.take(max(1, room)), trunk)
+            rows = self._schedule.take(max(1, room))
+            self._insert(rows, self._held_for(rows) if trunk is None else trunk)
 
-    def _trunk_for(self, cohort: Cohort) -> Trunk | None:
-        """The trunk to start a cohort from: the planned one once it is whole, else any held one."""
-        if cohort.trunks:
-            built = None
-            for key in cohort.trunks:
-                built = self._trunks.build(key)
-                if built is None:
-                    break
-            return built
-        if len(cohort.rows) == 1:
-            tokens = cohort.rows[0].tokens
-            return self._trunks.deepest(key_of(tokens), at_most=len(tokens) - 1)
-        return None
+    def _held_for(self, rows: Sequence[Row]) -> Trunk | None:
+        """A trunk of an earlier window that a lone row begins with."""
+        if len(rows) != 1:
+            return None
+        tokens = rows[0].tokens
+        return self._trunks.deepest(key_of(tokens), at_most=len(tokens) - 1)
 
     def _make_room(self) -> None:
         """Puts rows back where those that run have outgrown the memory; the newest goes first."""

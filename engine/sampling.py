@@ -181,11 +181,14 @@ def sample(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) 
                 for index, row in enumerate(rows)
             ]
         )
-    tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
     drawn = [index for index, row in enumerate(rows) if not row.params.greedy]
-    if drawn:
-        chosen = _draw(logits[mx.array(drawn)], [rows[index] for index in drawn])
-        tokens[mx.array(drawn)] = chosen
+    if len(drawn) == len(rows):
+        tokens = _draw(logits, rows)  # no copy of the logits, and no argmax for nobody
+    else:
+        tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
+        if drawn:
+            which = mx.array(drawn)
+            tokens[which] = _draw(logits[which], [rows[index] for index in drawn])
     for row in rows:
         row.drawn += 1
     return tokens

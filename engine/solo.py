@@ -61,12 +61,12 @@ class _SoloRow:
 class SoloGenerator:
     """Does what RowGenerator does, with one row at a time."""
 
-    def __init__(self, model: Module, *, prefill_step: int = 2048) -> None:
+    def __init__(self, model: Module, *, prefill_step: int, counters: BatchCounters) -> None:
         self._model = model
         self._prefill_step = prefill_step
         self._rows: deque[_SoloRow] = deque()
         self._uids = 0
-        self.counters = BatchCounters()
+        self._counters = counters
 
     def insert_rows(
         self,
@@ -112,7 +112,7 @@ class SoloGenerator:
             self._model(mx.array([chunk]), cache=row.caches)
             mx.eval([cache.state for cache in row.caches])
             row.prompt = row.prompt[len(chunk) :]
-            self.counters.prompt_time += time.perf_counter() - started
+            self._counters.prompt_time += time.perf_counter() - started
             return [], []
         logits = self._model(mx.array([row.prompt]), cache=row.caches)[:, -1, :]
         allowed = constrain(logits, [row.sampler], mx.array(row.prompt))
@@ -120,8 +120,8 @@ class SoloGenerator:
         (measured,) = read(measure(logits, chosen, [row.sampler]))
         token = int(chosen.item())  # type: ignore[arg-type]
         row.prompt, row.left = [token], row.left - 1
-        self.counters.decode_time += time.perf_counter() - started
-        self.counters.generation_steps += 1
+        self._counters.decode_time += time.perf_counter() - started
+        self._counters.generation_steps += 1
         reason = "stop" if token in row.end_tokens else "length" if row.left <= 0 else None
         if reason is not None:
             self._rows.popleft()

@@ -56,6 +56,20 @@ def test_a_request_that_makes_the_engine_raise_fails_alone(shared: int) -> None:
         assert texts(results[index]) == [greedy_text(model, bodies[index])]
 
 
+def test_what_was_counted_before_an_error_stays_counted() -> None:
+    engine = MLXEngine(poisoned(tiny_model("llama")), EngineOptions(rows=4, chunk=32))
+    engine.add([task("good", completion([1, 2, 3], max_tokens=9, min_tokens=9))])
+    finish(engine, 1)
+    before = engine.totals
+
+    engine.add([task("bad", completion([1, _Poisoned.POISON, 3]))])
+    finish(engine, 1)
+
+    assert before.decode_steps >= 9
+    assert engine.totals.decode_steps >= before.decode_steps
+    assert engine.totals.decode_seconds >= before.decode_seconds > 0
+
+
 def test_a_poisoned_trunk_fails_its_rows_one_by_one() -> None:
     model = tiny_model("llama")
     bad = [*range(20), _Poisoned.POISON, *range(20)]
