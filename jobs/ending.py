@@ -57,7 +57,7 @@ def end_job(
     Sent through `pipe`, which may be a pipeline that ends many. With a lease, only while that is
     held. The script's reply is described in `end.lua`. `result_ttl` in seconds.
     """
-    names = _key_names(queue_name)
+    names = key_names(queue_name)
     holder = "" if lease is None else lease.worker_name
     script_keys = [
         RQJob.key_for(job_id),
@@ -100,7 +100,7 @@ def execution_key_parts() -> tuple[str, str, str]:
 
 
 @cache
-def _key_names(queue_name: str) -> Mapping[str, str]:
+def key_names(queue_name: str) -> Mapping[str, str]:
     """Asks RQ what it calls a queue's list and registries."""
     unconnected = Redis()  # a client connects when it is first used; here only names are asked for
     queue = Queue(queue_name, connection=unconnected, serializer=SERIALIZER)

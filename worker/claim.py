@@ -18,7 +18,7 @@ from rq.job import Job as RQJob
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.ending import Lease, execution_key_parts, load_script
+from mlx_rq.jobs.ending import Lease, execution_key_parts, key_names, load_script
 from mlx_rq.jobs.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESULT_TTL,
@@ -72,6 +72,11 @@ class Claims:
             for priority in keys.PRIORITIES
             for model in self._models
         ]
+        _, before, after = execution_key_parts()
+        self._executions_key = f"{before}{worker_name}{after}"
+        self._script_keys = [
+            key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
+        ] + [self._executions_key]
         self._script = connection.register_script(load_script("mlx_rq.worker", "claim.lua"))
         self._handback = connection.register_script(load_script("mlx_rq.worker", "handback.lua"))
 
@@ -81,10 +86,6 @@ class Claims:
         Where other workers share the queues (not `alone`), groups of jobs that begin alike are
         taken whole until there are `enough`; see `claim.lua`.
         """
-        before, worker_before, worker_after = execution_key_parts()
-        script_keys = [
-            key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
-        ]
         started_at = now()
         arguments: list[Any] = [
             limit,
@@ -96,14 +97,12 @@ class Claims:
             utcformat(started_at - timedelta(seconds=self._max_wait)),
             self.lease_seconds,
             RQJob.key_for(""),
-            before,
+            execution_key_parts()[0],
             ExecutionRegistry("", self._connection).key,
             keys.OWNER,
             *(uuid.uuid4().hex for _ in range(limit)),
         ]
-        claimed = self._script(
-            keys=[*script_keys, f"{worker_before}{self._worker_name}{worker_after}"], args=arguments
-        )
+        claimed = self._script(keys=self._script_keys, args=arguments)
         return [self._read(entry, started_at) for entry in claimed]
 
     def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
@@ -136,15 +135,14 @@ class Claims:
         returned = 0
         # Last first: each goes to the front, so that the order stays as it was.
         for job in reversed(list(jobs)):
-            queue = Queue(job.queue_name, connection=self._connection, serializer=SERIALIZER)
-            _, worker_before, worker_after = execution_key_parts()
+            names = key_names(job.queue_name)
             returned += self._handback(
                 keys=[
                     RQJob.key_for(job.id),
-                    queue.key,
-                    queue.started_job_registry.key,
+                    names["queue"],
+                    names["started"],
                     ExecutionRegistry(job.id, self._connection).key,
-                    f"{worker_before}{self._worker_name}{worker_after}",
+                    self._executions_key,
                     job.execution.key,
                 ],
                 args=[job.id, job.lease.execution_id],

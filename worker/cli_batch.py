@@ -29,7 +29,7 @@ from mlx_rq.jobs.templates import ChatTemplate, Template
 from mlx_rq.worker.batch_forecast import forecast
 from mlx_rq.worker.batch_progress import watching
 from mlx_rq.worker.cli import json_option, option, print_json, redis_option
-from mlx_rq.worker.cli_jobs import _parameters
+from mlx_rq.worker.cli_jobs import parse_parameters
 
 PIPE = "-"
 NOT_FINISHED = 2
@@ -136,7 +136,7 @@ def _source(path: Path, input_name: str, options: Mapping[str, Any]) -> Source:
     name = "standard input" if input_name == PIPE else input_name
     settings = {} if options["model"] is None else {"model": options["model"]}
     # In one order: whoever gives them in another has changed nothing.
-    settings |= dict(sorted(_parameters(options["parameter"]).items()))
+    settings |= dict(sorted(parse_parameters(options["parameter"]).items()))
     if options["prompt"] is None:
         for option_name in ("system", "schema", "id_column"):
             if options[option_name] is not None:

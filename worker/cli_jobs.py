@@ -18,7 +18,7 @@ from mlx_rq.jobs.overview import overview
 from mlx_rq.worker.cli import json_option, option, print_json, redis_option
 
 
-def _parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
+def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
     """Reads `name=value` pairs; a value is JSON where it is JSON, else a string."""
     parameters: dict[str, Any] = {}
     for pair in pairs:
@@ -90,7 +90,7 @@ def submit(
         raise click.UsageError("give the TEXT of a job, or a whole body with --body")
     if model is not None:
         fields["model"] = model
-    fields.update(_parameters(parameter))
+    fields.update(parse_parameters(parameter))
     job = submit_module.submit(fields, **options)
     if wait:
         _print_result(job.result(), as_json)

@@ -28,7 +28,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from mlx_rq.engine.protocol import Engine, Outcome, Task
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.errors import RequestError, error_object
+from mlx_rq.jobs.errors import ErrorObject, RequestError, error_object
 from mlx_rq.jobs.payload import SERIALIZER, read_payload
 from mlx_rq.jobs.validation import validate
 from mlx_rq.worker.claim import ClaimedJob, Claims
@@ -243,8 +243,7 @@ class MLXWorker(BaseWorker):
             if job := self._jobs.get(job_id):
                 # Usually the producer has ended it already; RQ's own stop command has not.
                 error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
-                self.engine.cancel(job_id)
-                self._unsaved.append((job, Outcome(job_id, {"error": error})))
+                self._give_up(job, error)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -259,8 +258,12 @@ class MLXWorker(BaseWorker):
                 param="timeout",
                 type="server_error",
             )
-            self.engine.cancel(job_id)
-            self._unsaved.append((job, Outcome(job_id, {"error": error})))
+            self._give_up(job, error)
+
+    def _give_up(self, job: ClaimedJob, error: ErrorObject) -> None:
+        """Takes a job out of the engine; it ends with an error."""
+        self.engine.cancel(job.id)
+        self._unsaved.append((job, Outcome(job.id, {"error": error})))
 
     def _commit(self) -> None:
         """Writes every finished job; those whose lease was lost are discarded and counted."""
