@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +30,6 @@ TINY = {
     "vocab_size": 49_200,  # wider than the tokenizer's 49,152, as padded models are
     "max_position_embeddings": 512,
 }
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    if kept := os.environ.get("MLX_RQ_TEST_CACHE"):
-        yield Path(kept)
-        return
-    made = tmp_path_factory.mktemp("cache")
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +23,6 @@ from mlx_rq.engine.pull import list_models, pull
 
 SMOLLM2 = KNOWN_MODELS["smollm2"]
 QUICK: Dtype = "4bit"  # the smallest folder, for tests that only look at how it is made
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache directory for pulled models; $MLX_RQ_TEST_CACHE keeps it from run to run."""
-    if kept := os.environ.get("MLX_RQ_TEST_CACHE"):
-        yield Path(kept)
-        return
-    made = tmp_path_factory.mktemp("cache")
-    yield made
-    shutil.rmtree(made)  # pytest would keep a gigabyte per run
 
 
 def whole_folders(cache: Path) -> list[str]:
