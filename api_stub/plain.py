@@ -10,7 +10,7 @@ from mlx_rq.api_stub.door import JsonBody, TheDoor
 from mlx_rq.api_stub.examples import any_body
 from mlx_rq.api_stub.waiting import wait
 from mlx_rq.jobs.errors import JobFailed
-from mlx_rq.jobs.handle import Job
+from mlx_rq.jobs.handle import UNFINISHED, Job
 from mlx_rq.jobs.keys import Priority
 from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
 from mlx_rq.jobs.validation import kind_of
@@ -19,8 +19,6 @@ router = APIRouter(tags=["jobs"])
 
 LONGEST_WAIT = 300.0
 _COME_AGAIN = {"retry-after": "1"}
-
-_UNFINISHED = ("queued", "in_progress")
 
 
 def job_options(
@@ -62,10 +60,10 @@ async def get_job(
     """Tell a job's status, and its result once it has one; `?wait=30` waits for that."""
     job = Job(job_id, door.redis_url)
     view = await run_in_threadpool(_view, job)
-    if wait_seconds and view["status"] in _UNFINISHED:
+    if wait_seconds and view["status"] in UNFINISHED:
         await wait(request, door, job, wait_seconds)
         view = await run_in_threadpool(_view, job)
-    return JSONResponse(view, headers=_COME_AGAIN if view["status"] in _UNFINISHED else None)
+    return JSONResponse(view, headers=_COME_AGAIN if view["status"] in UNFINISHED else None)
 
 
 @router.delete("/v1/jobs/{job_id}")
@@ -79,7 +77,7 @@ async def cancel_job(door: TheDoor, job_id: JobId) -> JSONResponse:
 def _view(job: Job) -> dict[str, Any]:
     """Shows a job: what is known of it, and its result or error where it has ended."""
     view: dict[str, Any] = {"object": "job", **job.info(), "result": None, "error": None}
-    if view["status"] not in _UNFINISHED:
+    if view["status"] not in UNFINISHED:
         try:
             view["result"] = job.result(timeout=0)
         except JobFailed as failure:

@@ -15,7 +15,7 @@ from mlx_rq.api_stub.examples import body_of
 from mlx_rq.api_stub.records import Order, page
 from mlx_rq.api_stub.waiting import answer
 from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError
-from mlx_rq.jobs.handle import Job
+from mlx_rq.jobs.handle import UNFINISHED, Job
 from mlx_rq.jobs.history import items_of
 from mlx_rq.jobs.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
 from mlx_rq.jobs.response_object import job_of, response_id, response_object
@@ -117,7 +117,7 @@ def _view(job: Job) -> dict[str, Any]:
     body = _payload(job)
     info = job.info()
     status, error = info["status"], None
-    if status not in ("queued", "in_progress"):
+    if status not in UNFINISHED:
         try:
             return job.result(timeout=0)
         except JobFailed as failure:

@@ -15,7 +15,7 @@ from mlx_rq.api_stub.examples import model_body
 from mlx_rq.api_stub.records import Order, page
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import reachable
-from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError, ResultTimeout
+from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError, ResultTimeout, error_in
 from mlx_rq.jobs.fields import Metadata, Strict
 from mlx_rq.jobs.handle import Job
 from mlx_rq.jobs.options import STORED_TTL
@@ -143,7 +143,7 @@ def _all(door: Door) -> list[dict[str, Any]]:
         texts = door.connection.mget([keys.result(job_id) for job_id in job_ids]) if job_ids else []
     found = []
     for job_id, text in zip(job_ids, texts, strict=True):
-        if text is not None and "object" in (result := json.loads(text)):
+        if text is not None and error_in(result := json.loads(text)) is None:
             found.append(_with_metadata(door, job_id, result))
     return found
 

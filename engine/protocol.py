@@ -30,10 +30,6 @@ class Outcome:
     id: str
     result: Mapping[str, Any]
 
-    @property
-    def failed(self) -> bool:
-        return "error" in self.result and "object" not in self.result
-
 
 @dataclass(slots=True)
 class Totals:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mlx_rq.jobs.batch_lines import Line
-from mlx_rq.jobs.errors import http_status
+from mlx_rq.jobs.errors import error_in, http_status
 
 _ID_PREFIX = "batch_req_"
 _FINGERPRINT_DIGITS = 32
@@ -30,7 +30,7 @@ class Ended:
     @property
     def error(self) -> Mapping[str, Any] | None:
         """The error object of a line that has no answer."""
-        return None if "object" in self.result else self.result["error"]
+        return error_in(self.result)
 
 
 def record(ended: Ended) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 from redis.exceptions import RedisError
 from rq.job import Job as RQJob
 from rq.results import Result
-from rq.utils import as_text
 
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.batch_answers import Usage, usage_of
@@ -29,7 +28,7 @@ from mlx_rq.jobs.errors import (
     RequestError,
     error_object,
 )
-from mlx_rq.jobs.handle import STATUSES, Job
+from mlx_rq.jobs.handle import Job, ended_among
 from mlx_rq.jobs.options import JobOptions
 from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION, submit_many
 
@@ -224,15 +223,8 @@ class Flight:
         job_ids = list(self._running)
         for start in range(0, len(job_ids), JOBS_PER_TRANSACTION):
             self._take_results(job_ids[start : start + JOBS_PER_TRANSACTION])
-        job_ids = list(self._running)
-        with self._connection.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hget(RQJob.key_for(job_id), "status")
-            statuses = pipe.execute()
-        for job_id, status in zip(job_ids, statuses, strict=True):
-            on_its_way = ("queued", "in_progress")
-            if status is None or STATUSES.get(as_text(status), "queued") not in on_its_way:
-                self._end(job_id, _result_of(Job(job_id, self._redis_url)))
+        for job_id in ended_among(self._connection, list(self._running)):
+            self._end(job_id, _result_of(Job(job_id, self._redis_url)))
         oldest = next(iter(self._running), None)
         self.note = None if oldest is None else _note_of(Job(oldest, self._redis_url))
 

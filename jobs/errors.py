@@ -37,6 +37,14 @@ def http_status(error: Mapping[str, Any]) -> int:
     return _STATUS_BY_CODE.get(error["code"], other)
 
 
+def error_in(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Gives the error object of a job's result; None where the result is a response object.
+
+    A response object may have a field `error` of its own, so its `object` tells them apart.
+    """
+    return None if "object" in result else result.get("error")
+
+
 class RequestError(ValueError):
     """A request that cannot be honoured: names the field, the value and what would be right.
 

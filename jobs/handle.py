@@ -19,7 +19,14 @@ from mlx_rq.jobs.awaiting import wait_for_end
 from mlx_rq.jobs.batch_answers import finish_reason_of, text_of
 from mlx_rq.jobs.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.ending import end_job
-from mlx_rq.jobs.errors import JobFailed, JobNotFound, NotParsed, ResultTimeout, error_object
+from mlx_rq.jobs.errors import (
+    JobFailed,
+    JobNotFound,
+    NotParsed,
+    ResultTimeout,
+    error_in,
+    error_object,
+)
 from mlx_rq.jobs.options import DEFAULT_RESULT_TTL
 from mlx_rq.jobs.payload import SERIALIZER, InertJob, Payload, read_payload
 from mlx_rq.jobs.serving import workers_for
@@ -35,6 +42,9 @@ STATUSES: Mapping[str, Status] = {
     JobStatus.CANCELED.value: "cancelled",
 }
 """RQ's words for a job's states, and ours. RQ's other states mean that the job waits."""
+
+UNFINISHED: tuple[Status, ...] = ("queued", "in_progress")
+"""The states of a job that goes on."""
 
 _FIELDS = ("status", "origin", "created_at", "started_at", "ended_at", "worker_name")
 
@@ -128,8 +138,8 @@ class Job:
                     raise self._timeout(timeout)
                 block = max(1, int(1000 * min(left, _LONGEST_BLOCK)))
                 self._connection.xread({Result.get_key(self.id): "0-0"}, block=block)
-        if "error" in outcome and "object" not in outcome:
-            raise JobFailed(self.id, outcome["error"])
+        if (error := error_in(outcome)) is not None:
+            raise JobFailed(self.id, error)
         return outcome
 
     def _timeout(self, timeout: float | None) -> ResultTimeout:
@@ -260,7 +270,7 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
     with reachable(connection):
         newest = connection.xrevrange(keys.COMPLETIONS, count=1)
         position: Any = newest[0][0] if newest else "0-0"
-        ended = _ended(connection, list(waiting))
+        ended = ended_among(connection, list(waiting))
         while True:
             for job_id in ended:
                 if job := waiting.pop(job_id, None):
@@ -278,10 +288,10 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                 ended = [fields[b"job"].decode() for _, fields in entries]
             else:
                 # Nothing rang: look for ends that the stream did not tell (trimmed, or RQ's own).
-                ended = _ended(connection, list(waiting))
+                ended = ended_among(connection, list(waiting))
 
 
-def _ended(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
+def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
     """Picks the jobs that are not queued or running, a thousand a round trip."""
     ended = []
     for start in range(0, len(job_ids), chunk):
@@ -291,9 +301,6 @@ def _ended(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str
                 pipe.hget(RQJob.key_for(job_id), "status")
             statuses = pipe.execute()
         for job_id, status in zip(some, statuses, strict=True):
-            if status is None or STATUSES.get(as_text(status), "queued") not in (
-                "queued",
-                "in_progress",
-            ):
+            if status is None or STATUSES.get(as_text(status), "queued") not in UNFINISHED:
                 ended.append(job_id)
     return ended

@@ -9,6 +9,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from mlx_rq.engine.protocol import Outcome
 from mlx_rq.jobs.ending import Ending, end_job
+from mlx_rq.jobs.errors import error_in
 from mlx_rq.worker.claim import ClaimedJob
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -51,7 +52,7 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> tuple[list[Finish
 
 
 def _ending(result: Mapping[str, Any]) -> Ending:
-    error = result.get("error")
-    if error is None or "object" in result:
+    error = error_in(result)
+    if error is None:
         return "finished"
     return "canceled" if error["type"] == "cancelled" else "failed"
