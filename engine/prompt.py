@@ -25,7 +25,7 @@ from mlx_rq.engine.dialect import Dialect, describe_tools, dialect_of, spell_out
 from mlx_rq.engine.infill import infill
 from mlx_rq.engine.literal import guard_for
 from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.messages import AssistantMessage, Message, TextPart
+from mlx_rq.jobs.messages import AssistantMessage, Message, joined
 from mlx_rq.jobs.requests import ChatRequest, CompletionRequest, Request
 
 _PLAIN_ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
@@ -116,7 +116,7 @@ def _tools(request: ChatRequest) -> list[dict[str, Any]]:
 def _plain(message: Message) -> dict[str, Any]:
     """Writes a message as templates expect it: content as one string, arguments as objects."""
     role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": _text(message.content)}
+    plain: dict[str, Any] = {"role": role, "content": joined(message.content)}
     if isinstance(message, AssistantMessage):
         if message.refusal and not plain["content"]:
             plain["content"] = message.refusal
@@ -140,12 +140,6 @@ def _plain(message: Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     return plain
-
-
-def _text(content: str | list[TextPart] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
 
 
 def _arguments(text: str) -> Any:

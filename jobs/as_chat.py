@@ -11,6 +11,7 @@ from mlx_rq.jobs.messages import (
     ToolCall,
     ToolMessage,
     UserMessage,
+    joined,
 )
 from mlx_rq.jobs.requests import ChatRequest, JobRequest, Request
 from mlx_rq.jobs.responses import (
@@ -21,7 +22,6 @@ from mlx_rq.jobs.responses import (
     JsonSchemaFormat,
     MessageItem,
     NamedTool,
-    Parts,
     ReasoningItem,
     ResponsesRequest,
 )
@@ -98,11 +98,11 @@ def turns(items: list[Item]) -> list[Message]:
                 reasoning = _reasoning(item)
                 continue
             case MessageItem(role="user"):
-                messages.append(UserMessage(role="user", content=_joined(item.content)))
+                messages.append(UserMessage(role="user", content=joined(item.content)))
             case MessageItem(role="assistant"):
-                messages.append(_assistant(reasoning, content=_joined(item.content)))
+                messages.append(_assistant(reasoning, content=joined(item.content)))
             case MessageItem():
-                messages.append(SystemMessage(role="system", content=_joined(item.content)))
+                messages.append(SystemMessage(role="system", content=joined(item.content)))
             case FunctionCallItem():
                 calling = _assistant(reasoning)
                 if messages and isinstance(messages[-1], AssistantMessage) and reasoning is None:
@@ -110,7 +110,7 @@ def turns(items: list[Item]) -> list[Message]:
                 calls = [*(calling.tool_calls or ()), _call(item)]
                 messages.append(calling.model_copy(update={"tool_calls": calls}))
             case FunctionOutputItem():
-                text = _joined(item.output)
+                text = joined(item.output)
                 messages.append(ToolMessage(role="tool", content=text, tool_call_id=item.call_id))
         reasoning = None
     return messages
@@ -122,10 +122,6 @@ def _assistant(reasoning: str | None, content: str | None = None) -> AssistantMe
 
 def _reasoning(item: ReasoningItem) -> str:
     return "\n\n".join(part.text for part in item.content or item.summary or ())
-
-
-def _joined(parts: Parts) -> str:
-    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 def _call(item: FunctionCallItem) -> ToolCall:

@@ -1,6 +1,7 @@
 """The messages of a chat, as OpenAI's clients send them and as answers carry them back."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag
 
@@ -16,6 +17,20 @@ Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("array")],
     Discriminator(string_or_array),
 ]
+
+
+class HasText(Protocol):
+    """A part of a message, of whichever kind of request."""
+
+    @property
+    def text(self) -> str: ...
+
+
+def joined(content: str | Sequence[HasText] | None) -> str:
+    """Gives a message's text, its parts joined; empty where it has none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
 
 
 class FunctionCall(Strict):

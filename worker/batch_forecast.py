@@ -15,6 +15,7 @@ from mlx_rq.jobs.batch_lines import Line, Source, refusal
 from mlx_rq.jobs.connection import connect, reachable
 from mlx_rq.jobs.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.keys import ANY_MODEL
+from mlx_rq.jobs.messages import joined
 from mlx_rq.jobs.requests import ChatRequest, Request
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.jobs.validation import kind_of, validate
@@ -142,12 +143,7 @@ def _text(request: Request) -> str:
     """Writes a request's prompt as a person reads it."""
     if not isinstance(request, ChatRequest):
         return "\n".join(map(str, request.prompts))
-    turns = []
-    for message in request.messages:
-        content = message.content or ""
-        parts = content if isinstance(content, str) else "".join(part.text for part in content)
-        turns.append(f"{message.role}: {parts}")
-    return "\n".join(turns)
+    return "\n".join(f"{message.role}: {joined(message.content)}" for message in request.messages)
 
 
 def count_distinct(prompts: Sequence[Prompt]) -> tuple[int, int]:
