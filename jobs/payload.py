@@ -26,8 +26,8 @@ def only_an_mlx_rq_worker_can_run_this(**_: Any) -> None:
 class InertJob(RQJob):
     """An RQ job of which nothing is ever called.
 
-    RQ's recovery of expired leases runs the callbacks and webhooks that a job's record names;
-    whoever can write to Redis could have a worker run those.
+    RQ runs the callbacks and webhooks that a job's record names when it recovers or deletes the
+    job; whoever can write to Redis could have a worker, or a producer, run those.
     """
 
     def restore(self, raw_data: Any) -> Any:

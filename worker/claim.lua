@@ -1,13 +1,16 @@
 -- Claims up to a number of jobs, in the order of the queues, each with a lease.
 --
 -- A job is popped, marked as started and put into RQ's StartedJobRegistry in one step: there is no
--- moment in which it is in no list. When the lease runs out, RQ's clean-up puts the job back,
--- which it does only for a job whose status is `started`; so the status is set here.
+-- moment in which it is in no list. When the lease runs out it is put back (`recovery.py`), which
+-- is done only for a job whose status is `started`; so the status is set here.
 --
 -- Where several workers share the queues, jobs that begin alike go to one of them: it has computed
 -- that beginning already. A worker takes jobs of the prefixes that it owns, then whole groups of
 -- prefixes that nobody owns until it has enough. Others' jobs are left to them, unless one has
 -- waited too long, or a batch full of them waits and this worker has nothing else to do.
+--
+-- A suspect, a job that was aboard several workers which died, is claimed by itself and only by a
+-- worker that is idle. Nothing behind it is claimed until then, so that its turn comes.
 --
 -- KEYS: for each queue its list and its StartedJobRegistry, then the worker's set of executions.
 -- Returns for each job: {queue number, job id, execution id, data, meta, retries_left, result_ttl}.
@@ -16,8 +19,9 @@ local limit, enough, alone = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1
 local worker, now_text, now = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local overdue, lease = ARGV[7], tonumber(ARGV[8])
 local job_prefix, execution_prefix, executions_prefix = ARGV[9], ARGV[10], ARGV[11]
-local owner_prefix = ARGV[12]
-local FIRST_EXECUTION_ID = 13
+local owner_prefix, idle, suspect_after = ARGV[12], ARGV[13] == '1', tonumber(ARGV[14])
+local default_attempts, recovery_retries = tonumber(ARGV[15]), tonumber(ARGV[16])
+local FIRST_EXECUTION_ID = 17
 -- RQ keeps the records of an execution a minute longer than its lease.
 local MARGIN = 60
 -- How far into a queue is looked for jobs that begin alike.
@@ -25,12 +29,6 @@ local SCANNED = 1024
 
 local worker_executions = KEYS[#KEYS]
 local claimed, owned = {}, {}
-
-local function prefix_in(meta)
-  local read, value = pcall(cjson.decode, meta or '{}')
-  if read and type(value) == 'table' and type(value.prefix) == 'string' then return value.prefix end
-  return ''
-end
 
 -- Whoever claims a job owns its prefix from then on, also while there is nobody to share with: a
 -- worker that comes later finds out who has computed what.
@@ -40,56 +38,97 @@ local function own(prefix)
   owned[prefix] = true
 end
 
-local function claim(queue, registry, job_id)
-  local job = job_prefix .. job_id
-  local execution = ARGV[FIRST_EXECUTION_ID + #claimed]
-  local composite = job_id .. ':' .. execution
-  redis.call('HSET', job, 'status', 'started', 'worker_name', worker,
-    'started_at', now_text, 'last_heartbeat', now_text)
-  redis.call('PERSIST', job)
-  redis.call('ZADD', registry, now + lease, composite)
-  redis.call('HSET', execution_prefix .. composite, 'id', execution, 'job_id', job_id,
-    'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
-  redis.call('EXPIRE', execution_prefix .. composite, lease + MARGIN)
-  redis.call('ZADD', executions_prefix .. job_id, now + lease + MARGIN, execution)
-  redis.call('EXPIRE', executions_prefix .. job_id, lease + MARGIN)
-  redis.call('SADD', worker_executions, composite)
-  local fields = redis.call('HMGET', job, 'data', 'meta', 'retries_left', 'result_ttl')
-  claimed[#claimed + 1] = {queue, job_id, execution, fields[1], fields[2], fields[3], fields[4]}
-  own(prefix_in(fields[2]))
+-- What is known of a job that waits; nil for one that was cancelled or ended meanwhile, or stands in
+-- the list twice, and for a name that RQ gives to no job.
+local function waiting(job_id)
+  if not string.match(job_id, '^[%w_-]+$') then return nil end
+  local fields = redis.call('HMGET', job_prefix .. job_id, 'status', 'meta', 'retries_left')
+  if fields[1] ~= 'queued' then return nil end
+  local read, meta = pcall(cjson.decode, fields[2] or '{}')
+  if not read or type(meta) ~= 'table' then meta = {} end
+  local attempts = default_attempts
+  local wanted = meta.max_attempts
+  if type(wanted) == 'number' and wanted >= 1 and wanted <= 100 then attempts = wanted end
+  local retries = attempts - 1 + recovery_retries
+  local lost = retries - (tonumber(fields[3] or '') or retries)
+  return {
+    id = job_id,
+    prefix = type(meta.prefix) == 'string' and meta.prefix or '',
+    suspect = lost >= suspect_after and lost < attempts,
+    uncounted = not fields[3] and retries,
+  }
 end
 
--- A job that was cancelled or ended meanwhile, or that stands in the list twice, is passed by; so is
--- a name that RQ gives to no job.
-local function waits(job_id)
-  return string.match(job_id, '^[%w_-]+$')
-    and redis.call('HGET', job_prefix .. job_id, 'status') == 'queued'
+local function claim(queue, registry, job)
+  local key = job_prefix .. job.id
+  local execution = ARGV[FIRST_EXECUTION_ID + #claimed]
+  local composite = job.id .. ':' .. execution
+  redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
+    'started_at', now_text, 'last_heartbeat', now_text)
+  -- Put in by hand: without a count, the attempts of a job that kills workers would never end.
+  if job.uncounted then redis.call('HSET', key, 'retries_left', job.uncounted) end
+  redis.call('PERSIST', key)
+  redis.call('ZADD', registry, now + lease, composite)
+  redis.call('HSET', execution_prefix .. composite, 'id', execution, 'job_id', job.id,
+    'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
+  redis.call('EXPIRE', execution_prefix .. composite, lease + MARGIN)
+  redis.call('ZADD', executions_prefix .. job.id, now + lease + MARGIN, execution)
+  redis.call('EXPIRE', executions_prefix .. job.id, lease + MARGIN)
+  redis.call('SADD', worker_executions, composite)
+  local fields = redis.call('HMGET', key, 'data', 'meta', 'retries_left', 'result_ttl')
+  claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3], fields[4]}
+  own(job.prefix)
+end
+
+-- Looks at the first job of a list that waits; those before it are taken out.
+local function first_of(list)
+  while true do
+    local job_id = redis.call('LINDEX', list, 0)
+    if not job_id then return nil end
+    local job = waiting(job_id)
+    if job then return job end
+    redis.call('LPOP', list)
+  end
+end
+
+-- Takes jobs as they come. Returns true where a suspect was met: then nothing more is claimed.
+local function take_in_order(queue, list, registry)
+  while #claimed < limit do
+    local job = first_of(list)
+    if not job then return false end
+    if job.suspect and (#claimed > 0 or not idle) then return true end
+    redis.call('LPOP', list)
+    claim(queue, registry, job)
+    if job.suspect then return true end
+  end
+  return false
 end
 
 -- Groups the jobs at the head of a list by their prefix, groups in the order of their first job.
 local function groups_in(list)
-  local groups, by_prefix = {}, {}
+  local groups, by_prefix, seen = {}, {}, {}
   for _, job_id in ipairs(redis.call('LRANGE', list, 0, SCANNED - 1)) do
-    if waits(job_id) then
-      local prefix = prefix_in(redis.call('HGET', job_prefix .. job_id, 'meta'))
-      local group = by_prefix[prefix]
+    local job = not seen[job_id] and waiting(job_id)
+    seen[job_id] = true
+    if job and not job.suspect then
+      local group = by_prefix[job.prefix]
       if not group then
-        group = {prefix = prefix, jobs = {}, owner = false}
-        if prefix ~= '' then group.owner = redis.call('GET', owner_prefix .. prefix) end
-        by_prefix[prefix] = group
+        group = {prefix = job.prefix, jobs = {}, owner = false}
+        if job.prefix ~= '' then group.owner = redis.call('GET', owner_prefix .. job.prefix) end
+        by_prefix[job.prefix] = group
         groups[#groups + 1] = group
       end
-      group.jobs[#group.jobs + 1] = job_id
+      group.jobs[#group.jobs + 1] = job
     end
   end
   return groups
 end
 
 local function take_group(queue, list, registry, group, most)
-  for _, job_id in ipairs(group.jobs) do
+  for _, job in ipairs(group.jobs) do
     if #claimed >= most then break end
-    redis.call('LREM', list, 1, job_id)
-    if waits(job_id) then claim(queue, registry, job_id) end
+    redis.call('LREM', list, 1, job.id)
+    claim(queue, registry, job)
   end
   group.jobs = {}
 end
@@ -97,8 +136,7 @@ end
 local function take_shared(queue, list, registry)
   local groups = groups_in(list)
   for _, group in ipairs(groups) do
-    local first = group.jobs[1]
-    local since = redis.call('HGET', job_prefix .. first, 'enqueued_at')
+    local since = redis.call('HGET', job_prefix .. group.jobs[1].id, 'enqueued_at')
     if group.owner == worker or (since and since < overdue) then
       take_group(queue, list, registry, group, limit)
     end
@@ -118,13 +156,11 @@ end
 
 for queue = 1, (#KEYS - 1) / 2 do
   local list, registry = KEYS[2 * queue - 1], KEYS[2 * queue]
-  if alone then
-    while #claimed < limit do
-      local job_id = redis.call('LPOP', list)
-      if not job_id then break end
-      if waits(job_id) then claim(queue, registry, job_id) end
-    end
-  elseif #claimed < limit then
+  if #claimed >= limit then break end
+  local first = first_of(list)
+  if alone or (first and first.suspect) then
+    if take_in_order(queue, list, registry) then break end
+  else
     take_shared(queue, list, registry)
   end
 end

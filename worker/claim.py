@@ -18,7 +18,7 @@ from rq.job import Job as RQJob
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.ending import Lease, execution_key_parts, key_names, load_script
+from mlx_rq.jobs.ending import Lease, execution_key_parts, load_script
 from mlx_rq.jobs.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESULT_TTL,
@@ -26,6 +26,13 @@ from mlx_rq.jobs.options import (
     RECOVERY_RETRIES,
 )
 from mlx_rq.jobs.payload import SERIALIZER
+from mlx_rq.worker.recovery import Count, Held, give_back
+
+MAX_UNIX_TIME = 2.0**40
+"""Seconds; a time beyond it is no time."""
+
+SUSPECT_AFTER = 2
+"""A job that was aboard this many workers that died is generated alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,15 @@ class ClaimedJob:
     attempt: int
     max_attempts: int
     lease: Lease
+    stream: bool = False
+    """Whether its text is to be published while it is generated."""
+    submitted_at: float | None = None
+    """Unix time in seconds; None where its record does not say."""
+
+    @property
+    def suspect(self) -> bool:
+        """Several workers died with this job aboard: nothing else is generated beside it."""
+        return SUSPECT_AFTER < self.attempt <= self.max_attempts
 
     @property
     def execution(self) -> Execution:
@@ -78,13 +94,15 @@ class Claims:
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
         ] + [self._executions_key]
         self._script = connection.register_script(load_script("mlx_rq.worker", "claim.lua"))
-        self._handback = connection.register_script(load_script("mlx_rq.worker", "handback.lua"))
 
-    def take(self, limit: int, *, enough: int = 1, alone: bool = True) -> list[ClaimedJob]:
+    def take(
+        self, limit: int, *, enough: int = 1, alone: bool = True, idle: bool = True
+    ) -> list[ClaimedJob]:
         """Claims up to `limit` jobs and returns them; an empty list where none wait.
 
         Where other workers share the queues (not `alone`), groups of jobs that begin alike are
-        taken whole until there are `enough`; see `claim.lua`.
+        taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
+        until then nothing behind it is claimed. See `claim.lua`.
         """
         started_at = now()
         arguments: list[Any] = [
@@ -100,6 +118,10 @@ class Claims:
             execution_key_parts()[0],
             ExecutionRegistry("", self._connection).key,
             keys.OWNER,
+            int(idle),
+            SUSPECT_AFTER,
+            DEFAULT_MAX_ATTEMPTS,
+            RECOVERY_RETRIES,
             *(uuid.uuid4().hex for _ in range(limit)),
         ]
         claimed = self._script(keys=self._script_keys, args=arguments)
@@ -124,30 +146,18 @@ class Claims:
             attempt=attempt,
             max_attempts=int(max_attempts),
             lease=Lease(execution_id.decode(), self._worker_name, started_at),
+            stream=meta.get("stream") is True,
+            submitted_at=_number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )
 
     def wait(self, seconds: float) -> None:
         """Returns when a producer rings the bell of one of the models, or after some seconds."""
         self._connection.blpop([keys.bell(model) for model in self._models], timeout=seconds)
 
-    def hand_back(self, jobs: Iterable[ClaimedJob]) -> int:
-        """Gives jobs back to the front of their queues; returns how many were still ours."""
-        returned = 0
-        # Last first: each goes to the front, so that the order stays as it was.
-        for job in reversed(list(jobs)):
-            names = key_names(job.queue_name)
-            returned += self._handback(
-                keys=[
-                    RQJob.key_for(job.id),
-                    names["queue"],
-                    names["started"],
-                    ExecutionRegistry(job.id, self._connection).key,
-                    self._executions_key,
-                    job.execution.key,
-                ],
-                args=[job.id, job.lease.execution_id],
-            )
-        return returned
+    def hand_back(self, jobs: Iterable[ClaimedJob], *, count: Count = "no") -> int:
+        """Gives jobs back; returns how many were still ours. `count` as in `handback.lua`."""
+        held = [Held(job.id, job.lease.execution_id, job.queue_name) for job in jobs]
+        return give_back(self._connection, held, count=count)
 
 
 def _meta(text: bytes | None) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
-from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable
+from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable, resolve_url
 from mlx_rq.worker.cli import Command, needs_extra, option, redis_option
 from mlx_rq.worker.cli_model import ensure_model
 from mlx_rq.worker.cli_serve import DEFAULT_HTTP_PORT
@@ -19,15 +20,20 @@ from mlx_rq.worker.embedded import DEFAULT_PORT, default_data_dir, embedded_valk
 
 DEMO_MODEL = "smollm2"
 
+MIN_STALL = 60.0
+"""Longer than Redis may take to answer: waiting for it is no stall."""
 
-class _RowCount(click.ParamType[int | None]):
-    """A number of rows, or `auto` (None)."""
+
+class _RowCount(click.ParamType[int | str]):
+    """A number of rows, or `auto`."""
 
     name = "rows"
 
-    def convert(self, value: Any, param: Any, context: Any) -> int | None:
-        if value == "auto" or isinstance(value, int):
-            return None if value == "auto" else value
+    def convert(self, value: Any, param: Any, context: Any) -> int | str:
+        if isinstance(value, int):
+            return value
+        if value == "auto":
+            return "auto"
         if not str(value).isdecimal() or int(value) < 1:
             self.fail(f"{value!r} is neither a number of rows nor 'auto'", param, context)
         return int(value)
@@ -86,11 +92,28 @@ _worker_options = (
         help="Seconds after which a job goes before all others.",
     ),
     option(
+        "--stall",
+        type=click.FloatRange(MIN_STALL),
+        default=300.0,
+        help="Seconds without progress after which the worker is killed and started again.",
+    ),
+    option(
         "--close-json",
         is_flag=True,
         help="Steer structured answers to their end when their token budget runs out.",
     ),
 )
+
+
+def data_dir_option(help_text: str) -> Callable[[Command], Command]:
+    """Declares `--data-dir`."""
+    return option(
+        "--data-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=None,
+        help=help_text,
+        show_default="the system's place for user data",
+    )
 
 
 def worker_options(function: Command) -> Command:
@@ -105,43 +128,88 @@ def worker_options(function: Command) -> Command:
 @option("--burst", is_flag=True, help="Stop when the queues are empty.")
 @option("--max-jobs", type=click.IntRange(1), default=None, help="Stop after so many jobs.")
 @option("--name", default=None, help="The worker's name in RQ.", show_default="random")
+@data_dir_option("Where answers are kept that Redis does not take.")
+@option(
+    "--unsupervised",
+    is_flag=True,
+    help="Run without the parent process that starts the worker again after a crash.",
+)
 @redis_option
+@click.pass_context
 def worker(
+    context: click.Context, /, unsupervised: bool, redis_url: str | None, **options: Any
+) -> None:
+    """Generate the jobs of one model until told to stop (Ctrl-C or SIGTERM)."""
+    with needs_extra("worker"):
+        import mlx_lm  # noqa: F401 (found missing here, not in a child)
+    connection = new_connection(redis_url)
+    with reachable(connection):
+        connection.ping()  # before minutes are spent on loading a model
+    if unsupervised:
+        _generate(redis_url, **options)
+    else:
+        context.exit(_supervise(context, resolve_url(redis_url), **options))
+
+
+def _supervise(context: click.Context, redis_url: str, name: str | None, **options: Any) -> int:
+    """Runs the same command as a child, without supervision, again after each crash."""
+    from mlx_rq.worker.supervisor import Supervisor, SupervisorOptions
+
+    name = name or secrets.token_hex(16)
+    log_level = context.parent.params["log_level"] if context.parent else "info"
+    program = _program("worker", {**options, "name": name, "unsupervised": True}, log_level)
+    return Supervisor(
+        program,
+        new_connection(redis_url),
+        name,
+        environment=_environment(redis_url),
+        options=SupervisorOptions(stall=options["stall"]),
+    ).run()
+
+
+def _generate(
+    redis_url: str | None,
     model: str,
     served_name: tuple[str, ...],
     trust_remote_code: bool,
-    batch: int | None,
+    batch: int | str,
     kv_budget: int | None,
     max_wait: float,
     close_json: bool,
     name: str | None,
-    redis_url: str | None,
+    data_dir: Path | None,
     **options: Any,
 ) -> None:
-    """Generate the jobs of one model until told to stop (Ctrl-C or SIGTERM)."""
-    connection = new_connection(redis_url)
-    with reachable(connection):
-        connection.ping()  # before minutes are spent on loading a model
-    with needs_extra("worker"):
-        from mlx_rq.engine.calibrate import batch_rows
-        from mlx_rq.engine.generate import MLXEngine
-        from mlx_rq.engine.models import load
-        from mlx_rq.engine.options import EngineOptions
-        from mlx_rq.worker.options import WorkerOptions
-        from mlx_rq.worker.worker import MLXWorker, NameTaken
+    """Loads the model and works."""
+    from mlx_rq.engine.calibrate import batch_rows, share_from
+    from mlx_rq.engine.generate import MLXEngine
+    from mlx_rq.engine.models import load
+    from mlx_rq.engine.options import SHARE_FROM, EngineOptions
+    from mlx_rq.worker.lifeline import Lifeline
+    from mlx_rq.worker.options import WorkerOptions
+    from mlx_rq.worker.spool import spool_folder
+    from mlx_rq.worker.worker import MLXWorker, NameTaken
+
+    lifeline = Lifeline.from_environment()
+    lifeline.stop_with_supervisor()
     loaded = load(model, trust_remote_code=trust_remote_code)
-    rows = batch_rows(loaded) if batch is None else batch
     engine_options = EngineOptions(
-        rows=rows, kv_bytes=kv_budget, max_wait=max_wait, close_json=close_json
+        rows=batch if isinstance(batch, int) else batch_rows(loaded),
+        kv_bytes=kv_budget,
+        max_wait=max_wait,
+        close_json=close_json,
+        share_from=SHARE_FROM if isinstance(batch, int) else share_from(loaded),
     )
-    engine = MLXEngine(loaded, engine_options)
+    connection = new_connection(redis_url)
+    spool = spool_folder(data_dir or default_data_dir(), connection)
     mlx_worker = MLXWorker(
-        engine,
+        MLXEngine(loaded, engine_options),
         connection,
         new_connection(redis_url),
         served_names=served_name,
-        options=WorkerOptions(max_wait=max_wait, **options),
+        options=WorkerOptions(max_wait=max_wait, spool=spool, **options),
         name=name,
+        lifeline=lifeline,
     )
     with reachable(connection):
         try:
@@ -150,16 +218,25 @@ def worker(
             raise click.ClickException(str(error)) from None
 
 
+def _program(command: str, options: Mapping[str, Any], log_level: str) -> list[str]:
+    """The command line that runs one of our commands."""
+    # -P: the folder that the user stands in may hold a `worker` or an `mlx_rq` of its own.
+    program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", log_level, command]
+    return program + _arguments(options)
+
+
+def _environment(redis_url: str) -> dict[str, str]:
+    """Our own, with the URL: that may hold a password, and command lines are for all to see."""
+    return {**os.environ, URL_VARIABLE: redis_url}
+
+
 @contextmanager
 def child_process(
     command: str, redis_url: str, options: Mapping[str, Any], log_level: str = "info"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs one of our commands as a child while the block runs; it then stops in good order."""
-    # -P: the folder that the user stands in may hold a `worker` or an `mlx_rq` of its own. The URL
-    # goes by the environment, since command lines are for everyone to see.
-    program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", log_level, command]
-    environment = {**os.environ, URL_VARIABLE: redis_url}
-    process = subprocess.Popen([*program, *_arguments(options)], env=environment)
+    program = _program(command, options, log_level)
+    process = subprocess.Popen(program, env=_environment(redis_url))
     try:
         yield process
     finally:
@@ -184,13 +261,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 @click.command()
 @worker_options
 @option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
-@option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
-    help="Where the queue's data lasts.",
-    show_default="the system's place for user data",
-)
+@data_dir_option("Where the queue's data lasts.")
 @option("--http/--no-http", default=True, help="Open the HTTP door too, on loopback.")
 @option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
 def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
@@ -209,7 +280,7 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
             serve = {"http_port": http_port, "data_dir": folder}
             door.enter_context(child_process("serve", url, serve, log_level="warning"))
             click.echo(f"door:   http://127.0.0.1:{http_port}/v1", err=True)
-        with child_process("worker", url, options) as process:
+        with child_process("worker", url, {**options, "data_dir": folder}) as process:
             try:
                 code = process.wait()
             except KeyboardInterrupt:

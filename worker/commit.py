@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -17,11 +17,24 @@ logger = logging.getLogger("mlx_rq.worker")
 Finished = tuple[ClaimedJob, Outcome]
 
 
-def commit(connection: Redis, finished: Sequence[Finished]) -> tuple[list[Finished], int]:
-    """Ends jobs with their outcomes, as far as their leases are still held.
+class Committed(NamedTuple):
+    """What became of answers: how many ended their jobs, and which did not.
 
-    Returns those that Redis refused (out of memory, read-only), which have to be sent again, and
-    how many were ended by this call; the rest are discarded. Raises RedisError where Redis is away.
+    `refused` have to be sent again, `discarded` came too late, and Redis knows no job for
+    `unknown`.
+    """
+
+    ended: int
+    refused: list[Finished]
+    discarded: list[Finished]
+    unknown: list[Finished]
+
+
+def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
+    """Ends jobs with their outcomes, unless somebody else has them by now.
+
+    `refused` are those that Redis would not write (out of memory, read-only). Raises RedisError
+    where Redis is away.
     """
     with connection.pipeline(transaction=False) as pipe:
         for job, outcome in finished:
@@ -36,19 +49,21 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> tuple[list[Finish
                 lease=job.lease,
             )
         replies = pipe.execute(raise_on_error=False)
-    refused: list[Finished] = []
-    ended = 0
+    committed = Committed(0, [], [], [])
     for (job, outcome), reply in zip(finished, replies, strict=True):
         if isinstance(reply, ResponseError):
             logger.error("job %s: Redis did not take the answer: %s", job.id, reply)
-            refused.append((job, outcome))
+            committed.refused.append((job, outcome))
         elif isinstance(reply, RedisError):
             raise reply
         elif reply[0] == b"ended":
-            ended += 1
+            committed = committed._replace(ended=committed.ended + 1)
+        elif reply[0] == b"missing":
+            committed.unknown.append((job, outcome))
         else:
             logger.info("job %s: answer discarded (%s)", job.id, reply[0].decode())
-    return refused, ended
+            committed.discarded.append((job, outcome))
+    return committed
 
 
 def _ending(result: Mapping[str, Any]) -> Ending:

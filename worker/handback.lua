@@ -1,15 +1,39 @@
--- Gives a claimed job back to the front of its queue, as if it had never been claimed.
--- Returns 1, or 0 where the lease was already lost.
+-- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost.
+--
+-- `count` says whether this was an attempt of the job: 'no' (a worker that stops gives back what it
+-- has not finished), 'aboard' (a worker died: it was one for the jobs that it was generating, not
+-- for those that only waited in it). Where the worker's record of what was aboard is gone, it was.
+-- With `expired_before`, only a lease that ran out by then is taken.
 
-local job, queue, registry, executions, worker_executions, execution_record = unpack(KEYS)
-local job_id, execution = ARGV[1], ARGV[2]
+local job, queue, registry, executions, bell = unpack(KEYS)
+local job_id, execution, count, expired_before = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local execution_prefix, worker_prefix, worker_suffix = ARGV[5], ARGV[6], ARGV[7]
+local aboard_prefix, bells_kept = ARGV[8], tonumber(ARGV[9])
 local composite = job_id .. ':' .. execution
+local record = execution_prefix .. composite
 
+local lease_end = redis.call('ZSCORE', registry, composite)
+if expired_before ~= '' and lease_end and tonumber(lease_end) > tonumber(expired_before) then
+  return 0 -- renewed after all
+end
+-- The execution's record ends with the lease; the job's own says the same.
+local worker = redis.call('HGET', record, 'worker_name') or redis.call('HGET', job, 'worker_name') or ''
 redis.call('ZREM', executions, execution)
-redis.call('SREM', worker_executions, composite)
-redis.call('DEL', execution_record)
+redis.call('SREM', worker_prefix .. worker .. worker_suffix, composite)
+redis.call('DEL', record)
 if redis.call('ZREM', registry, composite) == 0 then return 0 end
 if redis.call('HGET', job, 'status') ~= 'started' then return 0 end
+
+if count == 'aboard' then
+  local aboard = redis.call('GET', aboard_prefix .. worker)
+  local was_aboard = not aboard or string.find(' ' .. aboard .. ' ', ' ' .. job_id .. ' ', 1, true)
+  local retries_left = tonumber(redis.call('HGET', job, 'retries_left') or '')
+  if was_aboard and retries_left and retries_left > 0 then
+    redis.call('HSET', job, 'retries_left', retries_left - 1)
+  end
+end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 redis.call('LPUSH', queue, job_id)
+redis.call('RPUSH', bell, 1)
+redis.call('LTRIM', bell, -bells_kept, -1)
 return 1

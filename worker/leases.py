@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from redis import Redis
@@ -20,9 +20,10 @@ from rq.registry import StartedJobRegistry
 from rq.worker import BaseWorker
 
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import SERIALIZER, InertJob
+from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.worker.claim import ClaimedJob
+from mlx_rq.worker.recovery import recover_expired
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -63,14 +64,14 @@ class LeaseKeeper(threading.Thread):
         self._last_progress = time.monotonic()
 
     def stop(self) -> None:
-        """Ends the thread and takes the worker's record away."""
+        """Ends the thread."""
         self._stopping.set()
         if self.is_alive():
             self.join()
-        try:
-            self._connection.delete(keys.worker(self._worker.name))
-        except RedisError as error:
-            logger.warning("could not sign off: %s", error)
+
+    def forget(self) -> None:
+        """Takes the worker's records away. Not before its jobs are back: they are read for that."""
+        self._connection.delete(keys.worker(self._worker.name), keys.aboard(self._worker.name))
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -105,7 +106,11 @@ class LeaseKeeper(threading.Thread):
                 )
                 execution: Execution = job.execution
                 execution.heartbeat(registry, self._lease_seconds, pipe)
-            pipe.execute()
+            pipe.expire(keys.aboard(self._worker.name), self._aboard_seconds)
+            pipe.hexists(self._worker.key, "birth")
+            *_, known = pipe.execute()
+        if not known:
+            self._register_again()
         self.alone = not any(
             set(other["serves"]) & set(self._describe()["serves"])
             for other in live_workers(self._connection)
@@ -118,12 +123,30 @@ class LeaseKeeper(threading.Thread):
         client = self._connection if pipe is None else pipe
         client.set(keys.worker(self._worker.name), self_told, ex=2 * self._lease_seconds)
 
+    def say_aboard(self, job_ids: Iterable[str]) -> None:
+        """Says which jobs are being generated: whose attempt it was, should the worker die now."""
+        self._connection.set(
+            keys.aboard(self._worker.name), " ".join(job_ids), ex=self._aboard_seconds
+        )
+
+    @property
+    def _aboard_seconds(self) -> int:
+        """Longer than the leases, so that it can be read when they have run out."""
+        return 2 * self._lease_seconds + 60
+
+    def _register_again(self) -> None:
+        """Redis has lost its data: without this, nobody would know of this worker any more."""
+        logger.error(
+            "Redis lost its data (was it started without an append-only file?): the jobs that "
+            "waited in it are gone; answers to those that run here will be kept on disk"
+        )
+        self._connection.delete(self._worker.key)
+        self._worker.register_birth()
+
     def _recover_expired(self) -> None:
-        """Puts the jobs of dead workers back into their queues (RQ's clean-up counts the attempt).
+        """Puts the jobs of dead workers back into their queues.
 
         One worker does it at a time: the record that says so expires by itself.
         """
-        if not self._connection.set(keys.RECOVERY, self._worker.name, nx=True, px=1000):
-            return
-        for queue in self._recover:
-            StartedJobRegistry(queue=queue, job_class=InertJob).cleanup()
+        if self._connection.set(keys.RECOVERY, self._worker.name, nx=True, px=1000):
+            recover_expired(self._connection, self._recover)

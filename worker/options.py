@@ -1,6 +1,7 @@
 """What a worker may be told about how it works."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,9 +9,10 @@ class WorkerOptions:
     """How a worker works.
 
     `window` jobs are claimed and planned together; leases last `lease` seconds; after a stop
-    signal, `grace` seconds are left to finish what runs; `stall` seconds without progress let the
-    leases run out; a job that waited `max_wait` seconds is taken even where another worker has its
-    prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
+    signal, `grace` seconds are left to finish what runs; after `stall` seconds without progress
+    leases are renewed no more; a job that waited `max_wait` seconds is taken even where another
+    worker has its prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
+    `spool` is a folder for answers that Redis does not take.
     """
 
     window: int = 256
@@ -20,3 +22,4 @@ class WorkerOptions:
     max_wait: float = 30.0
     burst: bool = False
     max_jobs: int | None = None
+    spool: Path | None = None

