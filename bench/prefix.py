@@ -253,8 +253,10 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path, model: Loade
         figures.vs_batch_generate = peer_seconds / seconds
         same = sum(ours == theirs for ours, theirs in zip(texts, peer_texts, strict=True))
         figures.same_text_as_batch_generate = same / len(texts)
+        print(f"  {figures.vs_batch_generate:.2f} x batch_generate", file=sys.stderr)
     if "server" in arguments.peers:
         figures.vs_server = run_server(folder, work) / seconds
+        print(f"  {figures.vs_server:.2f} x mlx_lm.server", file=sys.stderr)
     return figures
 
 

@@ -118,6 +118,10 @@ def calls_of(said: Said) -> list[Any]:
     return list(said.choices[0]["message"].get("tool_calls") or [])
 
 
+def reasoning_of(said: Said) -> str:
+    return str(said.choices[0]["message"].get("reasoning"))
+
+
 HOT = {"temperature": 1.5, "seed": 1}
 ENDS = {"logit_bias": {EOS: 100}}
 LIKES_A = {"logit_bias": {A: 8}}
@@ -234,6 +238,11 @@ ROWS = [
         > w.prompt_tokens and s.raw["reasoning"]["effort"] == "none",
         good=({}, {"effort": "high", "summary": "auto"}),
         bad=(({"effort": "huge"}, "invalid_value"),), thinks=True),
+    Row("reasoning_length", ("chat",), {"max": 7}, lambda w, s: len(reasoning_of(s)) == 7
+        < len(reasoning_of(w)), {"chat_template_kwargs": {"open_thinking": True}, "max_tokens": 60},
+        ({}, {"min": 0}, {"min": 1, "max": 100_000}),
+        (({"min": -1}, LESS), ({"max": 100_001}, MORE), ({"most": 1}, "unknown_parameter")), 5,
+        thinks=True),
     Row("chat_template_kwargs", ("chat", "responses"), {"open_thinking": True},
         lambda w, s: s.prompt_tokens != w.prompt_tokens, good=({},), thinks=True),
     Row("instructions", ("responses",), "Be brief.", lambda w, s: s.prompt_tokens
@@ -313,7 +322,6 @@ def test_every_field_is_in_the_table(kind: str) -> None:
         "prompt",
         "input",
         "suffix",
-        "reasoning_length",
         "previous_response_id",
     }
     assert set(type(validate(kind, BASES[kind])).model_fields) - elsewhere == told - set(HINTS)
