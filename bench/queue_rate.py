@@ -34,6 +34,7 @@ class InstantEngine:
     totals = Totals()
     capacity = 256
     running = 0
+    trunk_sharing = "none"
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []
@@ -41,6 +42,13 @@ class InstantEngine:
     @property
     def waiting(self) -> int:
         return len(self._tasks)
+
+    @property
+    def aboard(self) -> list[str]:
+        return [task.id for task in self._tasks]
+
+    def throttle(self, share: float) -> None:
+        """It has no batch."""
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
         self._tasks += tasks

@@ -21,16 +21,18 @@ from mlx_rq.jobs.batch_answers import Usage, usage_of
 from mlx_rq.jobs.batch_lines import Line, refusal
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.connection import connect, reachable
+from mlx_rq.jobs.enqueue import JOBS_PER_STEP
 from mlx_rq.jobs.errors import (
     JobFailed,
     JobNotFound,
+    QueueFull,
     RedisUnavailable,
     RequestError,
     error_object,
 )
 from mlx_rq.jobs.handle import Job, ended_among
 from mlx_rq.jobs.options import JobOptions
-from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION, submit_many
+from mlx_rq.jobs.submit import submit_many
 
 DEFAULT_WINDOW = 2000
 """Jobs on the way: enough for a few workers to plan with, little for Redis to hold."""
@@ -75,6 +77,8 @@ class Flight:
         self._held: dict[int, Ended] = {}
         self._position: Any = None
         self._look_at = 0.0
+        self._send_at = 0.0
+        self._full: str | None = None  # why Redis takes no more lines at the moment
         self._stopped: RequestError | None = None
         self.note: str | None = None
         self.answers = 0
@@ -112,8 +116,17 @@ class Flight:
             yield self._take_ready()
 
     def forget(self, ended: Iterable[Ended]) -> None:
-        """Lets Redis drop answers soon, because they lie safely elsewhere. Errors stay."""
-        done = [item for item in ended if item.job_id is not None and item.error is None]
+        """Lets Redis drop answers soon, because they lie safely elsewhere. Errors stay.
+
+        So do answers that were asked to be stored: they are read, and gone on from, by their ids.
+        """
+        done = [
+            item
+            for item in ended
+            if item.job_id is not None
+            and item.error is None
+            and item.line.body.get("store") is not True
+        ]
         # Without Redis they go at their own time to live.
         with suppress(RedisError), self._connection.pipeline(transaction=False) as pipe:
             for item in done:
@@ -155,8 +168,8 @@ class Flight:
                 else:
                     self._unsent.append((self._number, line))
                 self._number += 1
-        while self._unsent:
-            self._send(self._unsent[:JOBS_PER_TRANSACTION])
+        while self._unsent and time.monotonic() >= self._send_at:
+            self._send(self._unsent[:JOBS_PER_STEP])
         return more
 
     def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
@@ -168,13 +181,27 @@ class Flight:
                 redis_url=self._redis_url,
                 **asdict(self._options),
             )
+        except QueueFull as error:
+            self._wait_for_room(chunk, error)
+            return
         except RequestError as error:
             self._refused(chunk, error)
             return
+        self._full = None
         del self._unsent[: len(chunk)]
         for job, (number, line) in zip(jobs, chunk, strict=True):
-            # The body lies in Redis now; only one copy of it need be held.
-            self._running[job.id] = number, replace(line, body={})
+            # The body lies in Redis now; of the copy here, only whether it is to stay there.
+            kept = {"store": True} if line.body.get("store") is True else {}
+            self._running[job.id] = number, replace(line, body=kept)
+
+    def _wait_for_room(self, chunk: Sequence[tuple[int, Line]], error: QueueFull) -> None:
+        """Sends as many as there is room for now, and the others later: none is lost."""
+        fitting = int(len(chunk) * error.share)
+        if 0 < fitting < len(chunk):
+            self._send(chunk[:fitting])
+        else:
+            self.note = self._full = str(error)
+            self._send_at = time.monotonic() + _TURN_SECONDS
 
     def _refused(self, chunk: Sequence[tuple[int, Line]], error: RequestError) -> None:
         """Ends the line that only Redis shows to be wrong, as one that goes on from a lost answer.
@@ -193,6 +220,8 @@ class Flight:
     def _collect(self) -> None:
         """Waits up to a second for jobs to end, unless some have, and takes their results."""
         if not self._running:
+            if self._unsent:
+                time.sleep(max(0.0, self._send_at - time.monotonic()))
             return
         ready = self._next in self._held if self._ordered else bool(self._held)
         block = None if ready else int(1000 * _TURN_SECONDS)
@@ -221,12 +250,12 @@ class Flight:
         is lost.
         """
         job_ids = list(self._running)
-        for start in range(0, len(job_ids), JOBS_PER_TRANSACTION):
-            self._take_results(job_ids[start : start + JOBS_PER_TRANSACTION])
+        for start in range(0, len(job_ids), JOBS_PER_STEP):
+            self._take_results(job_ids[start : start + JOBS_PER_STEP])
         for job_id in ended_among(self._connection, list(self._running)):
             self._end(job_id, _result_of(Job(job_id, self._redis_url)))
         oldest = next(iter(self._running), None)
-        self.note = None if oldest is None else _note_of(Job(oldest, self._redis_url))
+        self.note = self._full or (oldest and _note_of(Job(oldest, self._redis_url)))
 
     def _end(self, job_id: str, result: Any) -> None:
         number, line = self._running.pop(job_id)

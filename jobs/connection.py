@@ -9,6 +9,7 @@ from functools import lru_cache
 from redis import Redis
 from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
 
+from mlx_rq.jobs.embedded_url import embedded_url
 from mlx_rq.jobs.errors import RedisUnavailable, RequestError
 
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -20,8 +21,9 @@ _MAX_CONNECTIONS = 10_000
 
 
 def resolve_url(redis_url: str | None = None) -> str:
-    """Chooses the URL: the argument, else the environment's `MLX_RQ_REDIS_URL`, else localhost."""
-    return redis_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    """Chooses the URL: the argument, else the environment's `MLX_RQ_REDIS_URL`, else that of the
+    embedded server that runs on this machine, else localhost."""
+    return redis_url or os.environ.get(URL_VARIABLE) or embedded_url() or DEFAULT_URL
 
 
 def new_connection(redis_url: str | None = None) -> Redis:

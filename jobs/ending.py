@@ -69,6 +69,7 @@ def end_job(
         ExecutionRegistry(job_id, connection).key,
         keys.COMPLETIONS,
         f"{BaseWorker.redis_worker_namespace_prefix}{holder}",
+        keys.WEBHOOKS,
     ]
     ended_at = now()
     seconds = (ended_at - lease.started_at).total_seconds() if lease else 0.0
@@ -83,6 +84,7 @@ def end_job(
         utcformat(ended_at),
         seconds,
         keys.COMPLETIONS_KEPT,
+        keys.WEBHOOKS_KEPT,
         *execution_key_parts(),
     ]
     for field, value in _rq_result(job_id, connection, ending, outcome, lease, ended_at).items():

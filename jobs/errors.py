@@ -15,6 +15,7 @@ _STATUS_BY_CODE = {
     "cancelled": 409,
     "idempotency_conflict": 409,
     "request_too_large": 413,
+    "queue_full": 429,
     "rate_limit_exceeded": 429,
     "request_timeout": 504,
 }
@@ -121,6 +122,29 @@ class IdempotencyConflict(RequestError):
             code="idempotency_conflict",
             param="idempotency_key",
         )
+
+
+class QueueFull(RequestError):
+    """The operator's limits leave no room: nothing was enqueued, and later it may well be.
+
+    `share` says which part of the jobs, or of their bytes, there would have been room for.
+    """
+
+    def __init__(self, limit: Literal["jobs", "bytes"], used: int, most: int, coming: int) -> None:
+        if limit == "jobs":
+            why = f"{used:,} jobs wait, {coming:,} would come, and the limit is {most:,}."
+        else:
+            why = (
+                f"Redis uses {used:,} bytes, bodies of {coming:,} would come, and the limit is "
+                f"{most:,}."
+            )
+        super().__init__(
+            f"The queue is full: {why} Nothing was enqueued. Try again later; whoever runs the "
+            f"queue sets the limit with `mlx-rq limits --{limit}`.",
+            code="queue_full",
+            type="rate_limit_error",
+        )
+        self.share = max(0, most - used) / coming
 
 
 class RedisUnavailable(ConnectionError):

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -90,22 +90,26 @@ class Job:
             raise JobNotFound(self.id)
         return STATUSES.get(as_text(status), "queued")
 
-    def info(self) -> dict[str, Any]:
+    def info(self, served: Collection[str] = ()) -> dict[str, Any]:
         """Tells all that is known of the job: status, model, place in the queue, attempts, times.
 
-        `note` says what it waits for where no live worker serves its model.
+        `note` says what it waits for where no live worker serves its model; for models that the
+        caller knows to be `served`, that is not looked up.
         """
         with reachable(self._connection):
-            fields = self._connection.hgetall(RQJob.key_for(self.id))
-            if not fields.get(b"status"):
+            values = self._connection.hmget(RQJob.key_for(self.id), _FIELDS)
+            text = {
+                name: as_text(value or b"") for name, value in zip(_FIELDS, values, strict=True)
+            }
+            if not text["status"]:
                 raise JobNotFound(self.id)
-            text = {name: as_text(fields.get(name.encode(), b"")) for name in _FIELDS}
             status = STATUSES.get(text["status"], "queued")
             try:
                 model, priority = keys.model_and_priority(text["origin"])
             except ValueError:  # another program's job in the same Redis
                 raise JobNotFound(self.id) from None
-            note = self._note(model) if status == "queued" else None
+            unknown = status == "queued" and model not in served
+            note = self._note(model) if unknown else None
         return {
             "id": self.id,
             "status": status,

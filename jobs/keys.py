@@ -7,6 +7,7 @@
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker is generating; TTL
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
+    mlx-rq:limits                   hash     what the operator allows (`mlx_rq.jobs.limits`)
     mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
     mlx-rq:stored                   zset     jobs whose completions are listed, by time; trimmed
     mlx-rq:metadata:<job id>        string   new metadata of a stored completion; JSON; TTL
@@ -36,6 +37,8 @@ COMPLETIONS_KEPT = 100_000
 BELLS_KEPT = 16
 """A bell that nobody hears is rung no more often than this."""
 
+LIMITS = "mlx-rq:limits"
+
 RECOVERY = "mlx-rq:recovery"
 
 STORED = "mlx-rq:stored"
@@ -52,7 +55,8 @@ OWNER = "mlx-rq:owner:"
 ABOARD = "mlx-rq:aboard:"
 """Before a worker's name."""
 
-_QUEUE = "mlx-rq"
+QUEUE = "mlx-rq"
+"""How the names of our queues begin."""
 
 
 def result(job_id: str) -> str:
@@ -97,12 +101,12 @@ def stream(job_id: str) -> str:
 
 def queue_name(model: str, priority: Priority) -> str:
     """Names the RQ queue of one model and priority."""
-    return f"{_QUEUE}:{quote(model, safe='')}:{priority}"
+    return f"{QUEUE}:{quote(model, safe='')}:{priority}"
 
 
 def model_and_priority(queue: str) -> tuple[str, str]:
     """Reads a queue name back; raises ValueError where it is not one of ours."""
     prefix, model, priority = queue.split(":")
-    if prefix != _QUEUE or priority not in PRIORITIES:
+    if prefix != QUEUE or priority not in PRIORITIES:
         raise ValueError(f"not a queue of mlx-rq: {queue!r}")
     return unquote(model), priority

@@ -5,6 +5,7 @@ from typing import Any
 
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.keys import PRIORITIES, Priority
+from mlx_rq.jobs.webhooks import check_url
 
 DEFAULT_RESULT_TTL = 7 * 24 * 3600
 """Seconds that a result is kept."""
@@ -32,7 +33,8 @@ class JobOptions:
 
     `result_ttl` in seconds, counted from the end of the job; `timeout` in seconds, counted from
     the start of each attempt; `max_attempts` counts the attempts that died with their worker.
-    With `stream`, the worker publishes the text while it generates it (`mlx_rq.jobs.deltas`).
+    With `stream`, the worker publishes the text while it generates it (`mlx_rq.jobs.deltas`). A
+    `webhook` is a URL that a door of this queue calls with the end of the job.
     """
 
     priority: Priority = "default"
@@ -40,6 +42,7 @@ class JobOptions:
     timeout: float | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     stream: bool = False
+    webhook: str | None = None
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
@@ -54,6 +57,10 @@ class JobOptions:
             raise _invalid("timeout", self.timeout, "seconds above 0, or None for no limit")
         if not _is_integer(self.max_attempts) or not 1 <= self.max_attempts <= 100:
             raise _invalid("max_attempts", self.max_attempts, "a whole number from 1 to 100")
+        if self.webhook is not None:
+            if not isinstance(self.webhook, str):
+                raise _invalid("webhook", self.webhook, "a URL")
+            check_url(self.webhook)
 
 
 def _is_integer(value: Any) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 from redis import Redis
 from rq import Queue
 
-from mlx_rq.jobs import keys
+from mlx_rq.jobs import keys, limits
 from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.jobs.serving import live_workers
 
@@ -13,7 +13,8 @@ from mlx_rq.jobs.serving import live_workers
 def overview(connection: Redis) -> dict[str, Any]:
     """Counts the jobs of every queue of mlx-rq and lists the live workers.
 
-    `notes` name the models that jobs wait for and no live worker serves.
+    `limits` tell what new jobs are refused beyond, and how much of it is used. `notes` name the
+    models that jobs wait for and no live worker serves.
     """
     workers = live_workers(connection)
     served = {model for worker in workers for model in worker["serves"]}
@@ -40,4 +41,9 @@ def overview(connection: Redis) -> dict[str, Any]:
     notes = [
         f"jobs wait for {model!r}, which no live worker serves" for model in sorted(waiting_for)
     ]
-    return {"queues": queues, "workers": workers, "notes": notes}
+    return {
+        "queues": queues,
+        "workers": workers,
+        "limits": limits.usage(connection),
+        "notes": notes,
+    }

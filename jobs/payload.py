@@ -9,13 +9,16 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.sizes import max_body_bytes
+from mlx_rq.jobs.validation import encode_body
 
 SERIALIZER = JSONSerializer
 
 FUNCTION = "mlx_rq.jobs.payload.only_an_mlx_rq_worker_can_run_this"
 
-_MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
-"""The most bytes that a payload may unpack to: above any body that passed the door."""
+_MOST_ESCAPED = 4
+"""A payload unpacks to at most that many times the bytes of its body: RQ escapes what is not ASCII,
+at worst two bytes as six."""
 
 
 def only_an_mlx_rq_worker_can_run_this(**_: Any) -> None:
@@ -55,13 +58,14 @@ class Payload(NamedTuple):
 def read_payload(data: bytes | None) -> Payload:
     """Reads the data of an RQ job as JSON, executing nothing.
 
-    Raises RequestError where it is not a job of ours: pickled, cut off, another function's.
+    Raises RequestError where it is not a job of ours (pickled, cut off, another function's), or its
+    body is too big.
     """
     try:
         if data is None:
             raise ValueError("it has no data")
         inflate = zlib.decompressobj()
-        text = inflate.decompress(data, _MAX_PAYLOAD_BYTES)
+        text = inflate.decompress(data, _MOST_ESCAPED * max_body_bytes())
         if inflate.unconsumed_tail:
             raise ValueError("it is too large")
         if not inflate.eof:
@@ -78,4 +82,6 @@ def read_payload(data: bytes | None) -> Payload:
             "Submit jobs with mlx_rq.submit() or the command line.",
             code="invalid_payload",
         ) from None
+    if len(text) > max_body_bytes():  # which may be the escapes
+        encode_body(body)
     return Payload(kind, body)

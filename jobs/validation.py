@@ -15,11 +15,9 @@ from mlx_rq.jobs.as_chat import generated, restated
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import REQUESTS, JobRequest, Kind, without_hints
 from mlx_rq.jobs.responses import ResponsesRequest
+from mlx_rq.jobs.sizes import max_body_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
-
-MAX_BODY_BYTES = 4 * 1024 * 1024
-"""The most bytes of JSON that a body may have."""
 
 _KIND_BY_FIELD: Mapping[str, Kind] = {
     "messages": "chat",
@@ -44,19 +42,20 @@ def kind_of(body: Mapping[str, Any]) -> Kind:
     return _KIND_BY_FIELD[found[0]] if found else "chat"
 
 
-def encode_body(body: Mapping[str, Any]) -> str:
+def encode_body(body: Mapping[str, Any]) -> bytes:
     """Writes a body as JSON, key order kept; raises RequestError where it is none or too big."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())  # a lone surrogate fails here, not in Redis
+        encoded = text.encode()  # a lone surrogate fails here, not in Redis
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
-    if size > MAX_BODY_BYTES:
+    limit = max_body_bytes()
+    if len(encoded) > limit:
         raise RequestError(
-            f"The body has {size:,} bytes; the limit is {MAX_BODY_BYTES:,}.",
+            f"The body has {len(encoded):,} bytes; the limit is {limit:,}.",
             code="request_too_large",
         )
-    return text
+    return encoded
 
 
 def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:

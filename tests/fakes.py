@@ -6,14 +6,14 @@ Redis is never faked: every test that needs one gets a real valkey-server (see `
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
 
-from mlx_rq.engine.protocol import Outcome, Task, Totals
+from mlx_rq.engine.protocol import Outcome, Partial, Task, Totals
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import new_connection
 from mlx_rq.jobs.requests import CompletionRequest
@@ -76,14 +76,18 @@ class FakeEngine:
     ) -> None:
         self.model_id = model_id
         self.fingerprint = "fp_fake"
+        self.trunk_sharing = "held once (fake)"
         self.totals = Totals()
-        self.capacity = capacity
+        self.capacity = self._most = capacity
         self.answer_with = answer_with
         self.refuse = refuse
         self.raise_in_step: BaseException | None = None
         self.steps = 0
         self.added: list[Task] = []
         self.cancelled: list[str] = []
+        self.asked = 0
+        """How often somebody asked what tasks have said so far."""
+        self._said: dict[str, Sequence[Partial]] = {}
         self._tasks: dict[str, Task] = {}
         self._holding = hold
         self._released: set[str] = set()
@@ -96,6 +100,13 @@ class FakeEngine:
     @property
     def waiting(self) -> int:
         return max(0, len(self._tasks) - self.capacity)
+
+    @property
+    def aboard(self) -> list[str]:
+        return list(self._tasks)[: self.capacity]
+
+    def throttle(self, share: float) -> None:
+        self.capacity = max(1, int(self._most * share))
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
         refused = []
@@ -125,6 +136,15 @@ class FakeEngine:
                 del self._tasks[task.id]
             return [Outcome(task.id, self.answer_with(task)) for task in ready]
 
+    def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
+        with self._changed:
+            self.asked += 1
+            return {
+                task_id: self._said[task_id]
+                for task_id in task_ids
+                if task_id in self._said and task_id in self._tasks
+            }
+
     def cancel(self, task_id: str) -> None:
         with self._changed:
             self.cancelled.append(task_id)
@@ -145,6 +165,11 @@ class FakeEngine:
             self._released.update(task_ids)
             self._holding = self._holding and bool(task_ids)
             self._changed.notify_all()
+
+    def say(self, task_id: str, *said: Partial) -> None:
+        """Lets a task have said so much by now."""
+        with self._changed:
+            self._said[task_id] = said
 
     def fail_next_step(self, error: BaseException) -> None:
         """Makes the next step raise."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mlx_rq.jobs.connection import DEFAULT_URL
 from mlx_rq.jobs.errors import (
     JobFailed,
     JobNotFound,
@@ -20,6 +21,7 @@ from mlx_rq.jobs.errors import (
     ResultTimeout,
     error_object,
 )
+from mlx_rq.jobs.sizes import max_body_bytes, parse_bytes
 
 ENVIRONMENT_PREFIX = "MLX_RQ"
 
@@ -38,9 +40,25 @@ redis_option = option(
     "--redis-url",
     metavar="URL",
     default=None,
-    show_default="redis://localhost:6379/0",
+    show_default=f"that of a running `mlx-rq up`, else {DEFAULT_URL}",
     help="Where the queue is: redis://, rediss:// or unix://.",
 )
+
+
+class ByteCount(click.ParamType[int]):
+    """A number of bytes, with a unit if wanted: 500MB, 8GB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, context)
+
+
 _AS_JSON = "mlx_rq.as_json"
 
 
@@ -125,15 +143,24 @@ def main(log_level: str) -> None:
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
+    max_body_bytes()  # a wrong MLX_RQ_MAX_BODY is said at once, not by every job
     # These speak once for every request or connection.
     for noisy in ("rq.worker", "rq.registry", "httpx", "filelock", "transformers"):
         logging.getLogger(noisy).setLevel("WARNING")
 
 
 def _register() -> None:
-    from mlx_rq.worker import cli_batch, cli_demo, cli_jobs, cli_model, cli_run, cli_serve
+    from mlx_rq.worker import (
+        cli_batch,
+        cli_demo,
+        cli_jobs,
+        cli_model,
+        cli_queue,
+        cli_run,
+        cli_serve,
+    )
 
-    for module in (cli_run, cli_serve, cli_demo, cli_jobs, cli_batch, cli_model):
+    for module in (cli_run, cli_serve, cli_demo, cli_jobs, cli_batch, cli_queue, cli_model):
         for command in module.COMMANDS:
             main.add_command(command)
 

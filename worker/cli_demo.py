@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mlx_rq.jobs.connection import connect
+from mlx_rq.jobs.connection import connect, without_password
 from mlx_rq.jobs.errors import ResultTimeout
 from mlx_rq.jobs.handle import Job, as_completed
 from mlx_rq.jobs.serving import live_workers
@@ -51,7 +51,10 @@ def demo(**options: Any) -> None:
                 strict=True,
             )
         }
-        click.echo(f"{len(jobs)} jobs submitted to {url}; a worker is loading {options['model']}\n")
+        click.echo(
+            f"{len(jobs)} jobs submitted to {without_password(url)}; "
+            f"a worker is loading {options['model']}\n"
+        )
         for job in _while_alive(process, jobs):
             response = job.result()
             click.secho(jobs[job], bold=True)

@@ -16,6 +16,7 @@ from mlx_rq.jobs.keys import PRIORITIES
 from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL
 from mlx_rq.jobs.overview import overview
 from mlx_rq.worker.cli import json_option, option, print_json, redis_option
+from mlx_rq.worker.cli_queue import limit_lines
 
 
 def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -180,7 +181,10 @@ def _print_overview(state: dict[str, Any]) -> None:
     for queue in state["queues"]:
         queues.add_row(*(str(value) for value in queue.values()))
     console.print(queues if state["queues"] else "No queue yet: nothing was submitted.")
-    workers = Table("worker", "model", "host", "rows", "waiting", "ended", "prompt tokens computed")
+    workers = Table(
+        *("worker", "model", "host", "rows", "waiting", "ended", "prompt tokens computed"),
+        "shared prefixes",
+    )
     for worker in state["workers"]:
         totals = worker["totals"]
         prompt = totals["prompt_tokens"]
@@ -193,10 +197,13 @@ def _print_overview(state: dict[str, Any]) -> None:
             str(worker["waiting"]),
             f"{worker['ended']:,}",
             computed,
+            worker.get("trunk_sharing", ""),
         )
     console.print(
         workers if state["workers"] else "No live worker: start one with `mlx-rq worker`."
     )
+    for line in limit_lines(state["limits"]):
+        console.print(line, highlight=False)
     for note in state["notes"]:
         console.print(f"note: {note}", highlight=False)
 

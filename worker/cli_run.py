@@ -1,22 +1,29 @@
 """Commands that generate: `worker`, and `up`, which brings a queue of its own."""
 
 import os
-import re
 import secrets
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
-from mlx_rq.jobs.connection import URL_VARIABLE, new_connection, reachable, resolve_url
-from mlx_rq.worker.cli import Command, needs_extra, option, redis_option
+from mlx_rq.jobs.connection import (
+    URL_VARIABLE,
+    new_connection,
+    reachable,
+    resolve_url,
+    without_password,
+)
+from mlx_rq.jobs.embedded_url import FOLDER, default_data_dir
+from mlx_rq.worker.cli import ByteCount, Command, needs_extra, option, redis_option
 from mlx_rq.worker.cli_model import ensure_model
 from mlx_rq.worker.cli_serve import DEFAULT_HTTP_PORT
-from mlx_rq.worker.embedded import DEFAULT_PORT, default_data_dir, embedded_valkey
+from mlx_rq.worker.embedded import DEFAULT_PORT, embedded_valkey
 
 DEMO_MODEL = "smollm2"
 
@@ -39,21 +46,6 @@ class _RowCount(click.ParamType[int | str]):
         return int(value)
 
 
-class _ByteCount(click.ParamType[int]):
-    """A number of bytes, with a unit if wanted: 500MB, 8GB."""
-
-    name = "bytes"
-    _UNITS: ClassVar[Mapping[str, int]] = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
-
-    def convert(self, value: Any, param: Any, context: Any) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)?", str(value).strip().upper())
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is not a number of bytes such as 500MB or 8GB", param, context)
-        return int(float(match[1]) * self._UNITS[match[2] or ""])
-
-
 _worker_options = (
     option("--model", default=DEMO_MODEL, help="A known name, a folder, or a hub id."),
     option("--served-name", multiple=True, metavar="NAME", help="Another name that it answers to."),
@@ -66,7 +58,7 @@ _worker_options = (
     ),
     option(
         "--kv-budget",
-        type=_ByteCount(),
+        type=ByteCount(),
         default=None,
         metavar="BYTES",
         help="Memory for KV, as in 8GB.",
@@ -186,9 +178,10 @@ def _generate(
     from mlx_rq.engine.models import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
     from mlx_rq.worker.lifeline import Lifeline
+    from mlx_rq.worker.membership import NameTaken
     from mlx_rq.worker.options import WorkerOptions
     from mlx_rq.worker.spool import spool_folder
-    from mlx_rq.worker.worker import MLXWorker, NameTaken
+    from mlx_rq.worker.worker import MLXWorker
 
     lifeline = Lifeline.from_environment()
     lifeline.stop_with_supervisor()
@@ -272,8 +265,13 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
     """
     ensure_model(options["model"])
     folder = data_dir or default_data_dir()
-    with embedded_valkey(folder / "valkey", port) as url, ExitStack() as door:
-        click.echo(f"queue:  {url}", err=True)
+    with embedded_valkey(folder / FOLDER, port) as url, ExitStack() as door:
+        click.echo(f"queue:  {without_password(url)} (`mlx-rq url` tells the password)", err=True)
+        if folder != default_data_dir():
+            click.echo(
+                f"        others find it with MLX_RQ_DATA_DIR={shlex.quote(str(folder.resolve()))}",
+                err=True,
+            )
         if http:
             with needs_extra("http"):
                 import mlx_rq.api_stub.server  # noqa: F401 (found missing here, not in the child)

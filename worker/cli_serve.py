@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from mlx_rq.jobs.embedded_url import default_data_dir
 from mlx_rq.worker.cli import needs_extra, option, redis_option
-from mlx_rq.worker.embedded import default_data_dir
 
 DEFAULT_HTTP_PORT = 8000
 
@@ -40,6 +40,13 @@ DEFAULT_HTTP_PORT = 8000
     show_default="no limit",
 )
 @option(
+    "--jobs-per-key",
+    type=click.IntRange(1),
+    default=None,
+    help="Jobs of one key that may be on their way at once.",
+    show_default="no limit",
+)
+@option(
     "--max-queued", type=click.IntRange(1), default=20_000, help="Jobs that may wait for a model."
 )
 @option(
@@ -48,6 +55,18 @@ DEFAULT_HTTP_PORT = 8000
     help="Take background jobs also for models that no live worker serves yet.",
 )
 @option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
+@option(
+    "--webhook-secret-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="A file with the secret that webhooks are signed with; without it none are sent.",
+)
+@option(
+    "--webhook-allow",
+    multiple=True,
+    metavar="NETWORK",
+    help="A network that webhooks may go to though it is private, as 10.0.0.0/8.",
+)
 @redis_option
 @click.pass_context
 def serve(
@@ -58,24 +77,31 @@ def serve(
     data_dir: Path | None,
     allow_origin: tuple[str, ...],
     requests_per_minute: int | None,
+    jobs_per_key: int | None,
     max_queued: int,
     queue_unserved: bool,
     keep_on_disconnect: bool,
+    webhook_secret_file: Path | None,
+    webhook_allow: tuple[str, ...],
     redis_url: str | None,
 ) -> None:
     """Run the HTTP door: OpenAI's clients, or curl, put jobs into the queue and read results."""
     with needs_extra("http"):
         from mlx_rq.api_stub.server import make_server
         from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
+        from mlx_rq.jobs.webhooks import read_networks, read_secrets
     settings = Settings(
         data_dir=data_dir or default_data_dir(),
         redis_url=redis_url,
         keys=read_keys(api_key_file) if api_key_file else ApiKeys(),
         allowed_origins=allow_origin,
         requests_per_minute=requests_per_minute,
+        jobs_per_key=jobs_per_key,
         max_queued=max_queued,
         queue_unserved=queue_unserved,
         keep_on_disconnect=keep_on_disconnect,
+        webhook_secrets=read_secrets(webhook_secret_file) if webhook_secret_file else (),
+        webhook_networks=read_networks(webhook_allow),
     )
     log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
     server = make_server(settings, host, http_port, log_level)

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis import Redis
+from redis.client import Pipeline
 from redis.exceptions import RedisError, ResponseError
 
 from mlx_rq.engine.protocol import Outcome
 from mlx_rq.jobs.ending import Ending, end_job
 from mlx_rq.jobs.errors import error_in
 from mlx_rq.worker.claim import ClaimedJob
+from mlx_rq.worker.tasks import no_answer
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -38,16 +40,11 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
     """
     with connection.pipeline(transaction=False) as pipe:
         for job, outcome in finished:
-            end_job(
-                pipe,
-                connection,
-                job_id=job.id,
-                queue_name=job.queue_name,
-                ending=_ending(outcome.result),
-                outcome=outcome.result,
-                result_ttl=job.result_ttl,
-                lease=job.lease,
-            )
+            try:
+                _end(pipe, connection, job, outcome.result)
+            except (TypeError, ValueError, AttributeError, RecursionError) as error:
+                logger.error("job %s: its answer cannot be written: %s", job.id, error)
+                _end(pipe, connection, job, no_answer(job.id).result)
         replies = pipe.execute(raise_on_error=False)
     committed = Committed(0, [], [], [])
     for (job, outcome), reply in zip(finished, replies, strict=True):
@@ -64,6 +61,19 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
             logger.info("job %s: answer discarded (%s)", job.id, reply[0].decode())
             committed.discarded.append((job, outcome))
     return committed
+
+
+def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str, Any]) -> None:
+    end_job(
+        pipe,
+        connection,
+        job_id=job.id,
+        queue_name=job.queue_name,
+        ending=_ending(result),
+        outcome=result,
+        result_ttl=job.result_ttl,
+        lease=job.lease,
+    )
 
 
 def _ending(result: Mapping[str, Any]) -> Ending:

@@ -17,7 +17,8 @@ if expired_before ~= '' and lease_end and tonumber(lease_end) > tonumber(expired
   return 0 -- renewed after all
 end
 -- The execution's record ends with the lease; the job's own says the same.
-local worker = redis.call('HGET', record, 'worker_name') or redis.call('HGET', job, 'worker_name') or ''
+local worker = redis.call('HGET', record, 'worker_name')
+  or redis.call('HGET', job, 'worker_name') or ''
 redis.call('ZREM', executions, execution)
 redis.call('SREM', worker_prefix .. worker .. worker_suffix, composite)
 redis.call('DEL', record)

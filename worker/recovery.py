@@ -11,6 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from redis import Redis
@@ -168,4 +169,13 @@ def _runs(pid: object) -> bool:
         return False
     except (PermissionError, OverflowError):
         pass
-    return True
+    return not _waits_for_burial(pid)
+
+
+def _waits_for_burial(pid: int) -> bool:
+    """Tells a process that has ended, but whose parent has not asked how (Linux only says so)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "Z"

@@ -48,9 +48,17 @@ class Spool:
     def keep(self, finished: Iterable[Finished]) -> None:
         """Writes answers that are not here yet, each whole or not at all."""
         for job, outcome in finished:
-            if self._folder is not None and job.id not in self._kept:
+            if self._folder is None or job.id in self._kept:
+                continue
+            try:
                 _write(self._folder / f"{job.id}.json", job, outcome)
-                self._kept.add(job.id)
+            except OSError as error:  # a full disk: the worker has it in memory all the same
+                logger.error("answers cannot be kept in %s: %s", self._folder, error)
+                return
+            except (TypeError, ValueError, RecursionError) as error:
+                logger.error("job %s: its answer cannot be kept: %s", job.id, error)
+                continue
+            self._kept.add(job.id)
 
     def drop(self, job_ids: Iterable[str]) -> None:
         """Takes away answers that Redis has."""
@@ -64,7 +72,11 @@ class Spool:
         if self._folder is None:
             return None
         path = self._folder / UNPLACED / f"{job.id}.json"
-        _write(path, job, outcome)
+        try:
+            _write(path, job, outcome)
+        except OSError as error:
+            logger.error("an answer cannot be kept in %s: %s", path, error)
+            return None
         return path
 
     def load(self) -> list[Finished]:
@@ -72,8 +84,8 @@ class Spool:
         found = []
         for path in () if self._folder is None else sorted(self._folder.glob("*.json")):
             try:
-                found.append(_read(path.read_bytes()))
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                found.append(_read(path))
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 logger.error("%s is no answer of a worker, and is left there: %s", path, error)
         self._kept.update(job.id for job, _ in found)
         return found
@@ -99,9 +111,11 @@ def _spelled(job: ClaimedJob, outcome: Outcome) -> bytes:
     return text.encode(errors="replace")
 
 
-def _read(text: bytes) -> Finished:
-    record: dict[str, Any] = json.loads(text)
+def _read(path: Path) -> Finished:
+    record: dict[str, Any] = json.loads(path.read_bytes())
     execution_id, worker_name, started_at = record["job"].pop("lease")
     lease = Lease(execution_id, worker_name, datetime.fromisoformat(started_at))
     job = ClaimedJob(**record["job"], data=None, lease=lease)
+    if job.id != path.stem or not isinstance(record["result"], dict):
+        raise ValueError("it is not what its name says")
     return job, Outcome(job.id, record["result"])

@@ -6,11 +6,12 @@ worker ends it gives back the worker's jobs at once, instead of when the leases 
 """
 
 import logging
+import math
+import select
 import selectors
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ _LIKE_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 _MOST_SHRINKS = 4
 """The batch is halved this often at most."""
 
+_MOST_DOUBLINGS = 16
+"""Of the pause between starts: far beyond the longest, far below what a float can say."""
+
+_LOOK_SECONDS = 1.0
+"""A worker whose end was not heard of is found out after so long."""
+
 _STARTS = 3
 """A worker that is killed this often, and never was ready, is not started again."""
 
@@ -43,6 +50,26 @@ class SupervisorOptions:
     first_pause: float = 1.0
     longest_pause: float = 60.0
     healthy: float = 300.0
+
+
+class _Stop:
+    """A wish to stop. Signal handlers may make it: an Event's lock could be held by whom they broke
+    in upon."""
+
+    def __init__(self) -> None:
+        self._heard, self._said = socket.socketpair()
+        self.wanted = False
+
+    def ask(self) -> None:
+        """From now on nothing is waited for."""
+        if not self.wanted:
+            self.wanted = True
+            self._said.send(b".")
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or less; returns whether it is time to stop."""
+        select.select([self._heard], [], [], seconds)
+        return self.wanted
 
 
 @dataclass(slots=True)
@@ -76,7 +103,7 @@ class Supervisor:
         self._options = options
         self._clock = clock
         self._life: _Life | None = None
-        self._stop = threading.Event()
+        self._stop = _Stop()
         self._shrink = 0
         self._was_ready = False  # what worked once is tried again and again
         self._crashes = 0  # since it last worked well
@@ -107,15 +134,16 @@ class Supervisor:
             self._was_ready = self._was_ready or life.last_progress is not None
             if code == 0 or (code > 0 and not self._was_ready):
                 return code  # it has said itself why
+            was_told = self._stop.wanted
             self._until_redis_answers(self._bury)
-            if self._stop.is_set():
-                return 1
+            if was_told:
+                # A worker that is not ready yet ends by the signal itself.
+                return 0 if code == -signal.SIGTERM else 1
             self._learn(life, code)
             if not self._was_ready and self._crashes >= _STARTS:
                 logger.error("the worker died %d times while it started: giving up", self._crashes)
                 return 1
-            self._stop.wait(self._pause())
-            if self._stop.is_set():
+            if self._stop.wait(self._pause()):
                 return 0
 
     def _start(self) -> _Life:
@@ -133,7 +161,7 @@ class Supervisor:
                 start_new_session=True,
             )
         self._life = _Life(process, ours, self._clock())
-        if self._stop.is_set():  # told to stop before there was anybody to tell
+        if self._stop.wanted:  # told to stop before there was anybody to tell
             process.terminate()
         return self._life
 
@@ -142,23 +170,25 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(life.line, selectors.EVENT_READ)
             while True:
-                heard = selector.select(self._patience(life))
-                if heard:
+                if selector.select(min(_LOOK_SECONDS, self._patience(life))):
                     said = life.line.recv(4096)
                     if not said:  # it closed the line by ending
                         return self._exit_code(life)
                     life.last_progress = self._clock()
                     self._shrink = max(0, self._shrink - said.count(GROWN))
+                elif life.process.poll() is not None:
+                    # It has ended, but a process that it started holds the line.
+                    return life.process.returncode
                 elif self._patience(life) == 0:
                     logger.error("no progress for %.0f s: killing it", self._options.stall)
                     life.stalled = True
                     life.process.kill()
                     return self._exit_code(life)
 
-    def _patience(self, life: _Life) -> float | None:
-        """Seconds that the worker may still be silent; None while it loads its model."""
+    def _patience(self, life: _Life) -> float:
+        """Seconds that the worker may still be silent: without end while it loads its model."""
         if life.last_progress is None:
-            return None
+            return math.inf
         return max(0.0, life.last_progress + self._options.stall - self._clock())
 
     def _exit_code(self, life: _Life) -> int:
@@ -177,7 +207,7 @@ class Supervisor:
 
     def _forward(self, signum: int, frame: FrameType | None) -> None:
         """Tells the worker to stop: the first time in good order, the second at once."""
-        self._stop.set()
+        self._stop.ask()
         if self._life is not None:
             self._life.process.send_signal(signal.SIGTERM)
 
@@ -199,7 +229,8 @@ class Supervisor:
         """Draws conclusions from a crash."""
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         logger.error("the worker %s", "made no progress" if life.stalled else how)
-        if self._clock() - life.started_at > self._options.healthy:
+        was_ready = life.last_progress is not None
+        if was_ready and self._clock() - life.started_at > self._options.healthy:
             self._crashes = 0
         self._crashes += 1
         if code in _LIKE_MEMORY and not life.stalled:
@@ -207,5 +238,5 @@ class Supervisor:
             logger.warning("it may have been memory: the batch is halved %d times", self._shrink)
 
     def _pause(self) -> float:
-        pause = self._options.first_pause * 2.0 ** (self._crashes - 1)
-        return min(pause, self._options.longest_pause)
+        doublings = min(self._crashes - 1, _MOST_DOUBLINGS)
+        return min(self._options.first_pause * 2.0**doublings, self._options.longest_pause)

@@ -23,24 +23,25 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 from rq.suspension import is_suspended
-from rq.worker import BaseWorker, WorkerStatus
+from rq.worker import WorkerStatus
 
 from mlx_rq.engine.protocol import Engine, Outcome
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.errors import RequestError, error_object
+from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.worker.claim import ClaimedJob, Claims
 from mlx_rq.worker.deltas import Deltas
 from mlx_rq.worker.interruptions import Interruptions
 from mlx_rq.worker.leases import LeaseKeeper
 from mlx_rq.worker.lifeline import Lifeline
+from mlx_rq.worker.membership import Member
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.outbox import Outbox
 from mlx_rq.worker.reach import Reach
 from mlx_rq.worker.recovery import Count, machine
 from mlx_rq.worker.report import WindowReport
 from mlx_rq.worker.spool import Spool
-from mlx_rq.worker.tasks import task_of
+from mlx_rq.worker.tasks import no_answer, task_of
 from mlx_rq.worker.throttle import Throttle
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -49,15 +50,7 @@ IDLE_SECONDS = 1.0
 """An idle worker looks for jobs this often even where nobody rang (RQ puts jobs back silently)."""
 
 
-COMMANDS_RETRY_SECONDS = 1.0
-"""Pause until commands are listened for again, after Redis failed."""
-
-
-class NameTaken(ValueError):
-    """A live worker has this name already."""
-
-
-class MLXWorker(BaseWorker):
+class MLXWorker(Member):
     """An RQ worker that generates many jobs at once with one engine."""
 
     def __init__(
@@ -89,7 +82,7 @@ class MLXWorker(BaseWorker):
         self._aboard: set[str] = set()
         self._deltas = Deltas(engine, connection)
         self._interruptions = Interruptions()
-        self._outbox = Outbox(connection, Spool(options.spool), self._was_lost)
+        self._outbox = Outbox(connection, Spool(options.spool), self.was_forgotten_since)
         self._lifeline = lifeline or Lifeline(None)
         self._reach = Reach(self._progress)
         self._throttle = Throttle(engine, self._lifeline)
@@ -133,15 +126,12 @@ class MLXWorker(BaseWorker):
 
         Returns how many jobs it ended.
         """
-        try:
-            self.register_birth()  # type: ignore[no-untyped-call]
-        except ValueError as error:
-            raise NameTaken(f"{error}: choose another --name") from None
-        self.subscribe()  # type: ignore[no-untyped-call]
-        self.set_state(WorkerStatus.STARTED)
+        self.sign_on()
         if threading.current_thread() is threading.main_thread():
-            self._install_signal_handlers()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.request_stop)
         self._leases.renew()
+        self._leases.say_aboard(())  # that nothing is: a missing record says less
         self._leases.start()
         logger.info("worker %s serves %s", self.name, ", ".join(self.models))
         crashed = True
@@ -181,13 +171,10 @@ class MLXWorker(BaseWorker):
         )
         if self.engine.running or self.engine.waiting or not self._jobs:
             return
-        error = error_object(
-            "The engine ended without an answer to this job.", code="no_answer", type="server_error"
-        )
         for job in self._held():
             if job.id not in self._outbox:
                 logger.error("job %s: the engine has forgotten it", job.id)
-                self._outbox.put([(job, Outcome(job.id, {"error": error}))])
+                self._outbox.put([(job, no_answer(job.id))])
 
     def _done(self) -> bool:
         if self._stop_at is not None:
@@ -223,8 +210,7 @@ class MLXWorker(BaseWorker):
             self._start(claimed)
         elif not self._jobs and not self.options.burst:
             self._report.idle()
-            if self.get_state() != WorkerStatus.IDLE:
-                self.set_state(WorkerStatus.IDLE)
+            self.say_state(WorkerStatus.IDLE)
             self.claims.wait(IDLE_SECONDS)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
@@ -248,8 +234,7 @@ class MLXWorker(BaseWorker):
                 outcomes.append(Outcome(job.id, {"error": error.error}))
         self._finish(outcomes + self.engine.add(tasks))
         # Last, because Redis may fail here, and the claimed jobs are ours by now.
-        if self.get_state() != WorkerStatus.BUSY:
-            self.set_state(WorkerStatus.BUSY)
+        self.say_state(WorkerStatus.BUSY)
 
     def request_stop_execution(self, execution_id: str) -> None:
         """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
@@ -287,15 +272,6 @@ class MLXWorker(BaseWorker):
                     del self._jobs[job.id]
         self._leases.say()
 
-    def _was_lost(self, job: ClaimedJob) -> bool:
-        """Tells whether Redis lost its data since a job was claimed, and this worker's birth."""
-        assert self.birth_date is not None
-        try:
-            known = self.connection.hexists(self.key, "birth")
-        except RedisError:
-            return True
-        return not known or job.lease.started_at < self.birth_date
-
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First signal: claim no more, finish within the grace. Second: hand back and go."""
         if self._stop_at is None:
@@ -305,27 +281,6 @@ class MLXWorker(BaseWorker):
             self._stop_at = time.monotonic() + self.options.grace
         else:
             self._stop_at = 0.0
-
-    def unsubscribe(self) -> None:
-        """Ends the thread that listens for commands.
-
-        It is told before it gets its last message; RQ tells it afterwards, and often waits a second
-        in vain.
-        """
-        if self.pubsub_thread is not None:
-            self.pubsub_thread.stop()
-        super().unsubscribe()  # type: ignore[no-untyped-call]
-
-    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Goes on listening for commands; RQ would not after a timeout."""
-        if not isinstance(exc, RedisError):
-            raise exc
-        logger.debug("Redis: %s; listening again", exc)
-        time.sleep(COMMANDS_RETRY_SECONDS)
-
-    def _install_signal_handlers(self) -> None:
-        signal.signal(signal.SIGINT, self.request_stop)
-        signal.signal(signal.SIGTERM, self.request_stop)
 
     def _sign_off(self, count: Count) -> None:
         """Saves what is finished, hands back the rest, and leaves RQ's lists of workers."""

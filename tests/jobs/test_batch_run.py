@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,17 @@ class TestAfterwards:
         ):
             assert 0 < connection.ttl(name) <= FORGET_SECONDS
         assert connection.ttl(keys.result(str(error.job_id))) > FORGET_SECONDS
+
+    def test_answers_that_are_to_be_stored_stay(
+        self, redis_url: str, connection: Redis, lines: Lines, running_worker: Worker
+    ) -> None:
+        journey = flight(redis_url)
+        (line,) = lines(1)
+        stored = replace(line, body={**line.body, "store": True})
+        with running_worker():
+            (answer,) = flatten(journey.run([stored]))
+        journey.forget([answer])
+        assert connection.ttl(keys.result(str(answer.job_id))) > FORGET_SECONDS
 
     def test_what_nobody_waits_for_can_be_cancelled(self, redis_url: str, lines: Lines) -> None:
         journey = flight(redis_url)

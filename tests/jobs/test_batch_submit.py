@@ -11,8 +11,8 @@ from rq import Queue
 
 from mlx_rq import IdempotencyConflict, RequestError, submit, submit_many
 from mlx_rq.jobs import keys
+from mlx_rq.jobs.enqueue import JOBS_PER_STEP
 from mlx_rq.jobs.payload import SERIALIZER
-from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION
 
 
 def bodies(count: int) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ class TestWithKeys:
     def test_a_second_call_finds_the_jobs_of_the_first(
         self, redis_url: str, connection: Redis
     ) -> None:
-        count = JOBS_PER_TRANSACTION + 3
+        count = JOBS_PER_STEP + 3
         first = submit_many(bodies(count), idempotency_keys=names(count))
         second = submit_many(bodies(count), idempotency_keys=names(count))
         assert second == first

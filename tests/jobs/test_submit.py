@@ -17,9 +17,9 @@ from rq.job import Job as RQJob
 from mlx_rq import IdempotencyConflict, Job, RequestError, fetch, submit, submit_many
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import URL_VARIABLE, resolve_url
+from mlx_rq.jobs.enqueue import JOBS_PER_STEP
 from mlx_rq.jobs.options import DEFAULT_RESULT_TTL
 from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, read_payload
-from mlx_rq.jobs.submit import JOBS_PER_TRANSACTION
 
 HI = [{"role": "user", "content": "Say hi."}]
 A_WEEK = 7 * 24 * 3600
@@ -239,7 +239,7 @@ class TestMany:
     def test_more_than_one_transaction_keeps_the_order(
         self, redis_url: str, connection: Redis
     ) -> None:
-        count = 2 * JOBS_PER_TRANSACTION + 1
+        count = 2 * JOBS_PER_STEP + 1
         jobs = submit_many({"prompt": str(number)} for number in range(count))
         assert queue(connection).job_ids == [job.id for job in jobs]
         assert payload(connection, jobs[-1]) == ("completion", {"prompt": str(count - 1)})
@@ -249,7 +249,7 @@ class TestMany:
         assert connection.dbsize() == 0
 
     def test_one_bad_body_refuses_all_and_is_named(self, redis_url: str, connection: Redis) -> None:
-        bodies: list[Any] = [{"messages": HI} for _ in range(JOBS_PER_TRANSACTION + 5)]
+        bodies: list[Any] = [{"messages": HI} for _ in range(JOBS_PER_STEP + 5)]
         bodies[-2] = {"messages": HI, "top_p": 2}
         with pytest.raises(RequestError) as refused:
             submit_many(bodies)

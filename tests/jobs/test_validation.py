@@ -12,7 +12,8 @@ from mlx_rq.jobs.as_chat import generated
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import REQUESTS, ChatRequest, CompletionRequest, JobRequest, Kind
 from mlx_rq.jobs.responses import ResponsesRequest
-from mlx_rq.jobs.validation import MAX_BODY_BYTES, encode_body, kind_of, validate
+from mlx_rq.jobs.sizes import DEFAULT_MAX_BODY
+from mlx_rq.jobs.validation import encode_body, kind_of, validate
 
 HI = [{"role": "user", "content": "Say hi."}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -659,9 +660,9 @@ class TestEncoding:
             encode_body({"messages": HI, "chat_template_kwargs": loop})
 
     def test_the_largest_body_is_four_mebibytes_of_utf8(self) -> None:
-        frame = len(encode_body({"prompt": ""}).encode())
-        largest = {"prompt": "ü" * ((MAX_BODY_BYTES - frame) // 2)}
-        assert len(encode_body(largest).encode()) in (MAX_BODY_BYTES, MAX_BODY_BYTES - 1)
+        frame = len(encode_body({"prompt": ""}))
+        largest = {"prompt": "ü" * ((DEFAULT_MAX_BODY - frame) // 2)}
+        assert len(encode_body(largest)) in (DEFAULT_MAX_BODY, DEFAULT_MAX_BODY - 1)
         with pytest.raises(RequestError) as refused:
             encode_body({"prompt": largest["prompt"] + "üü"})
         assert refused.value.code == "request_too_large"

@@ -17,6 +17,7 @@ from mlx_rq.jobs.connection import URL_VARIABLE
 from mlx_rq.worker.cli import main
 
 ROOT = Path(__file__).parents[2]
+QUEUE_URL = "redis://:${MLX_RQ_QUEUE_PASSWORD}@queue:6379/0"
 SPECIFICATION = files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
 
 
@@ -74,7 +75,7 @@ def test_the_doors_command_is_one_that_the_command_line_takes(compose: dict[str,
     (secret,) = door["secrets"]
     assert settings["api_key_file"] == Path("/run/secrets") / secret
     assert door["volumes"][0].endswith(f":{settings['data_dir']}")
-    assert door["environment"] == {URL_VARIABLE: "redis://queue:6379/0"}
+    assert door["environment"] == {URL_VARIABLE: QUEUE_URL}
     port = settings["http_port"]
     assert door["ports"] == [f"127.0.0.1:{port}:{port}"]
     assert f":{port}/health" in door["healthcheck"]["test"][-1]
@@ -91,6 +92,15 @@ def test_the_queue_keeps_what_it_accepted(compose: dict[str, Any]) -> None:
     assert options["--appendonly"] == "yes"
     assert options["--maxmemory-policy"] == "noeviction"
     assert queue["volumes"] == ["queue:/data"]
+
+
+def test_the_queue_asks_for_a_password(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    flags = services["queue"]["environment"]["VALKEY_EXTRA_FLAGS"]
+    assert flags.startswith("--requirepass ${MLX_RQ_QUEUE_PASSWORD:?")  # unset, nothing starts
+    assert services["dashboard"]["environment"] == {"RQ_DASHBOARD_REDIS_URL": QUEUE_URL}
+    for service in services.values():
+        assert "PASSWORD" not in " ".join(service["command"])
 
 
 def test_the_dashboard_reads_json_only(compose: dict[str, Any], dockerfile: str) -> None:

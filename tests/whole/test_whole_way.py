@@ -22,6 +22,8 @@ from mlx_rq import Job, as_completed, fetch, submit, submit_many
 from mlx_rq.engine.generate import MLXEngine
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs.connection import URL_VARIABLE
+from mlx_rq.jobs.embedded_url import embedded_url
 from mlx_rq.jobs.validation import kind_of, validate
 
 pytestmark = pytest.mark.slow
@@ -123,16 +125,20 @@ def test_24_mixed_jobs_in_one_window_answer_as_each_alone(redis_url: str) -> Non
     assert answer_texts(results[jobs[-1]]) == [" 4, 5"]
 
 
-def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(tmp_path: Path) -> None:
+def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_RQ_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
     port = str(free_port())
-    url = f"redis://127.0.0.1:{port}/0"
     arguments = ["up", "--model", str(quick_smollm2_folder()), "--batch", "4", "--port", port]
     http_port = free_port()
-    arguments += ["--data-dir", str(tmp_path), "--grace", "0", "--http-port", str(http_port)]
+    arguments += ["--grace", "0", "--http-port", str(http_port)]
 
     with process(*arguments) as up:
         wait_for_line(up, "serves")
-        done = submit(chat("Say hi."), redis_url=url)
+        done = submit(chat("Say hi."))  # found without a URL, from another process
+        assert done.redis_url == embedded_url(tmp_path)
         text = answer_texts(done.result(timeout=120))
         client = OpenAI(
             base_url=f"http://127.0.0.1:{http_port}/v1",
@@ -141,16 +147,14 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(tmp_path: Path) -
         )
         completion: Any = client.chat.completions.create(**chat("Say hi.", model="default"))
         assert completion.choices[0].message.content == text[0]
-        unfinished = submit(
-            chat("Say hi.", max_completion_tokens=5000, min_tokens=5000), redis_url=url
-        )
+        unfinished = submit(chat("Say hi.", max_completion_tokens=5000, min_tokens=5000))
         os.killpg(up.pid, signal.SIGINT)  # as Ctrl-C does: everybody in the terminal gets it
         assert up.wait(timeout=60) == 0
 
     with process(*arguments) as up:
         wait_for_line(up, "serves")
-        assert answer_texts(fetch(done.id, redis_url=url).result(timeout=30)) == text
-        again = Job(unfinished.id, url)
+        assert answer_texts(fetch(done.id).result(timeout=30)) == text
+        again = Job(unfinished.id)
         assert again.status() in ("queued", "in_progress")
         assert again.cancel()
         os.killpg(up.pid, signal.SIGINT)

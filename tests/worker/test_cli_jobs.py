@@ -333,11 +333,9 @@ class TestStatus:
             "No queue yet: nothing was submitted.",
             "No live worker: start one with `mlx-rq worker`.",
         ]
-        assert json.loads(run("status", "--json").stdout) == {
-            "queues": [],
-            "workers": [],
-            "notes": [],
-        }
+        state = json.loads(run("status", "--json").stdout)
+        assert state.pop("limits").keys() == {"jobs", "bytes"}
+        assert state == {"queues": [], "workers": [], "notes": []}
 
     def test_of_queues_and_workers(self, run: Run, start_worker: StartWorker) -> None:
         start_worker(FakeEngine("m"), name="mac-1")
@@ -349,9 +347,11 @@ class TestStatus:
         assert re.search(r"│ default +│ default +│ 0 +│ 0 +│ 1 +│ 0 +│ 0 +│", text), text
         assert re.search(r"│ other +│ default +│ 1 +│ 0 +│ 0 +│ 0 +│ 0 +│", text), text
         assert "mac-1" in text
+        assert "held once (fake)" in text
         assert "jobs wait for 'other', which no live worker serves" in text
         state = json.loads(run("status", "--json").stdout)
         assert [worker["name"] for worker in state["workers"]] == ["mac-1"]
+        assert state["workers"][0]["trunk_sharing"] == "held once (fake)"
         assert state["notes"] == ["jobs wait for 'other', which no live worker serves"]
 
 

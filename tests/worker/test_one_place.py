@@ -1,7 +1,8 @@
 """Whatever happens, and in whatever order: a job is in exactly one place and has at most one end.
 
 Hypothesis plays producers, workers, dying workers and cancellations against a real Valkey, and
-keeps a model of what must come of it. Nothing but our scripts and RQ's clean-up changes Redis.
+keeps a model of what must come of it: also who is suspect, whose attempts count, and which late
+answers do. Nothing but our scripts and RQ's clean-up changes Redis.
 """
 
 import json
@@ -20,8 +21,10 @@ from mlx_rq import Job, submit_many
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.ending import end_job
 from mlx_rq.jobs.handle import STATUSES
+from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS
 from mlx_rq.jobs.payload import SERIALIZER, InertJob
-from mlx_rq.worker.claim import ClaimedJob, Claims
+from mlx_rq.worker.claim import SUSPECT_AFTER, ClaimedJob, Claims
+from mlx_rq.worker.recovery import bury, recover_expired
 
 QUEUES = [keys.queue_name("default", priority) for priority in keys.PRIORITIES]
 LONG = "A beginning that many share. " * 20
@@ -37,14 +40,29 @@ class Known:
     end: str | None = None
     result: Any = None
     lost: int = 0
+    """Attempts that died with a worker."""
+
+    @property
+    def waits(self) -> bool:
+        return self.end is None and self.holder is None
+
+    @property
+    def suspect(self) -> bool:
+        return SUSPECT_AFTER <= self.lost < DEFAULT_MAX_ATTEMPTS
 
 
 @dataclass
 class Worker:
-    """A worker: its claims, and what it believes to hold."""
+    """A worker: its claims, what it believes to hold, and what it said that it generates."""
 
+    name: str
     claims: Claims
     held: list[ClaimedJob] = field(default_factory=list)
+    aboard: set[str] | None = None
+
+    def counts(self, job_id: str) -> bool:
+        """Whether its death is an attempt of a job: where it said nothing, it is."""
+        return self.aboard is None or job_id in self.aboard
 
 
 class OnePlace(RuleBasedStateMachine):
@@ -57,7 +75,9 @@ class OnePlace(RuleBasedStateMachine):
         self.known: dict[str, Known] = {}
         self.results = 0
         self.workers = [
-            Worker(Claims(self.connection, name, ["default"], lease_seconds=60, max_wait=30.0))
+            Worker(
+                name, Claims(self.connection, name, ["default"], lease_seconds=60, max_wait=30.0)
+            )
             for name in ("a", "b")
         ]
 
@@ -80,20 +100,28 @@ class OnePlace(RuleBasedStateMachine):
         limit=st.integers(1, 5),
         enough=st.integers(1, 3),
         alone=st.booleans(),
+        idle=st.booleans(),
     )
-    def claim(self, which: int, limit: int, enough: int, alone: bool) -> None:
+    def claim(self, which: int, limit: int, enough: int, alone: bool, idle: bool) -> None:
         worker = self.workers[which]
-        waiting = sum(known.end is None and known.holder is None for known in self.known.values())
-        claimed = worker.claims.take(limit, enough=enough, alone=alone)
+        waiting = [known for known in self.known.values() if known.waits]
+        suspects = any(known.suspect for known in waiting)
+        claimed = worker.claims.take(limit, enough=enough, alone=alone, idle=idle)
         assert len(claimed) <= limit
         assert len({job.id for job in claimed}) == len(claimed)
-        if alone:
-            assert len(claimed) == min(limit, waiting)
+        if alone and not suspects:
+            assert len(claimed) == min(limit, len(waiting))
+        if alone and idle and waiting:
+            assert claimed, "a suspect holds up nothing for ever"
+        if any(self.known[job.id].suspect for job in claimed):
+            assert idle
+            assert len(claimed) == 1, "a suspect is generated alone"
         for job in claimed:
             known = self.known[job.id]
             assert known.end is None
             assert known.holder is None, "claimed while another holds it"
             assert job.attempt == known.lost + 1
+            assert job.suspect is known.suspect
             known.holder = job.lease.execution_id
             if job.attempt > job.max_attempts:
                 self.commit(job, "failed")
@@ -114,7 +142,9 @@ class OnePlace(RuleBasedStateMachine):
             result_ttl=60,
             lease=job.lease,
         )
-        if known.holder == job.lease.execution_id:
+        # An answer that comes late counts as long as nobody else has begun.
+        late = known.waits and ending == "finished"
+        if known.holder == job.lease.execution_id or late:
             assert reply[0] == b"ended"
             known.end, known.result, known.holder = ending, outcome, None
         elif known.end is not None:
@@ -138,11 +168,13 @@ class OnePlace(RuleBasedStateMachine):
                 error = json.loads(self.connection.get(keys.result(known.job.id)))
                 known.end, known.result, known.holder = "canceled", error, None
 
-    @rule(data=st.data())
-    def lose_a_lease(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), ours=st.booleans())
+    def lose_a_lease(self, data: st.DataObject, ours: bool) -> None:
         held = [known for known in self.known.values() if known.holder is not None]
         if held:
             known = data.draw(st.sampled_from(held))
+            name = self.connection.hget(RQJob.key_for(known.job.id), "worker_name").decode()
+            (holder,) = (worker for worker in self.workers if worker.name == name)
             for queue in QUEUES:
                 registry = StartedJobRegistry(
                     queue,
@@ -151,9 +183,34 @@ class OnePlace(RuleBasedStateMachine):
                     job_class=InertJob,
                 )
                 self.connection.zadd(registry.key, {f"{known.job.id}:{known.holder}": 1}, xx=True)
-                registry.cleanup()
+                if not ours:
+                    registry.cleanup()
+            if ours:
+                assert recover_expired(self.connection, self.workers[0].claims.queues) == 1
             known.holder = None
-            known.lost += 1
+            # RQ's own clean-up does not know of those that only waited.
+            known.lost += not ours or holder.counts(known.job.id)
+
+    @rule(which=st.sampled_from([0, 1]), data=st.data())
+    def say_what_is_aboard(self, which: int, data: st.DataObject) -> None:
+        worker = self.workers[which]
+        worker.aboard = {job.id for job in worker.held if data.draw(st.booleans())}
+        self.connection.set(keys.aboard(worker.name), " ".join(worker.aboard))
+
+    @rule(which=st.sampled_from([0, 1]))
+    def die(self, which: int) -> None:
+        """Its supervisor gives back all that it held; a worker of that name begins anew."""
+        worker = self.workers[which]
+        mine = [
+            known
+            for job in worker.held
+            if (known := self.known[job.id]).holder == job.lease.execution_id
+        ]
+        assert bury(self.connection, worker.name) == len(mine)
+        for known in mine:
+            known.holder = None
+            known.lost += worker.counts(known.job.id)
+        worker.held, worker.aboard = [], None
 
     @rule(which=st.sampled_from([0, 1]), data=st.data())
     def hand_back(self, which: int, data: st.DataObject) -> None:
@@ -170,7 +227,7 @@ class OnePlace(RuleBasedStateMachine):
     def every_job_is_in_one_place_and_has_the_result_that_it_should(self) -> None:
         seen = self.look()
         jobs = self.known.values()
-        waiting = [known.job.id for known in jobs if known.end is None and known.holder is None]
+        waiting = [known.job.id for known in jobs if known.waits]
         held = [f"{known.job.id}:{known.holder}" for known in jobs if known.holder is not None]
         assert sorted(seen["queue"]) == sorted(waiting)
         assert sorted(seen["wip"]) == sorted(held)
@@ -216,7 +273,7 @@ def test_a_job_is_always_in_one_place_and_ends_once(redis_url: str) -> None:
         machine,
         settings=settings(
             max_examples=20,
-            stateful_step_count=30,
+            stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

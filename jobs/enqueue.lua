@@ -1,0 +1,91 @@
+-- Enqueues jobs, all of them or none: their records, their places in the queues, the bells.
+--
+-- None where the operator's limits leave no room for all, or where an idempotency key was used for
+-- another body. A job whose idempotency key has a job already is not made again.
+--
+-- KEYS: RQ's set of queues, then for each queue its list and its model's bell. The limits are none of
+-- the KEYS, which one has to be allowed to write.
+-- ARGV: what the constants below read, then for each job its queue's number, its id, its record,
+-- its idempotency record (empty without a key) with the hash of the body and the seconds to live,
+-- and the number of its record's fields and values, which follow.
+--
+-- Returns {'enqueued', job id, ...} in the order of the jobs, {'conflict', number of the job},
+-- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
+
+local queues = KEYS[1]
+local limits, queue_prefix, bells_kept = ARGV[1], ARGV[2], ARGV[3]
+-- Of a larger submission, sent in parts, this is what comes later; `admitted` are parts after the
+-- first one: they were counted with it.
+local coming_jobs, coming_bytes, admitted = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local FIRST_JOB = 7
+local FIXED = 7
+
+local function read_jobs()
+  local jobs, at = {}, FIRST_JOB
+  while ARGV[at] do
+    local fields = tonumber(ARGV[at + 6])
+    jobs[#jobs + 1] = {
+      queue = tonumber(ARGV[at]), id = ARGV[at + 1], key = ARGV[at + 2],
+      record = ARGV[at + 3], body = ARGV[at + 4], ttl = ARGV[at + 5],
+      first = at + FIXED, last = at + FIXED + fields - 1,
+    }
+    at = at + FIXED + fields
+  end
+  return jobs
+end
+
+local function limit_of(name)
+  local text = redis.call('HGET', limits, name)
+  if not text then return nil end
+  return tonumber(text) or error("the limit '" .. name .. "' is no number: " .. text)
+end
+
+local function count_waiting()
+  local waiting = 0
+  for _, list in ipairs(redis.call('SMEMBERS', queues)) do
+    if string.sub(list, 1, #queue_prefix) == queue_prefix then
+      waiting = waiting + redis.call('LLEN', list)
+    end
+  end
+  return waiting
+end
+
+local jobs = read_jobs()
+local reply, new = {'enqueued'}, {}
+for number, job in ipairs(jobs) do
+  local known = job.record ~= '' and redis.call('HMGET', job.record, 'job', 'body') or {}
+  if known[2] and known[2] ~= job.body then return {'conflict', number} end
+  if known[1] then
+    reply[number + 1] = known[1]
+  else
+    reply[number + 1] = job.id
+    new[#new + 1] = job
+  end
+end
+
+if not admitted and #new > 0 and redis.call('EXISTS', limits) == 1 then
+  local most, coming = limit_of('jobs'), coming_jobs + #new
+  local waiting = most and count_waiting()
+  if most and waiting + coming > most then return {'jobs', waiting, most, coming} end
+  most = limit_of('bytes')
+  local used = most and tonumber(string.match(redis.call('INFO', 'memory'), 'used_memory:(%d+)'))
+  if most and used + coming_bytes > most then return {'bytes', used, most, coming_bytes} end
+end
+
+local rung = {}
+for _, job in ipairs(new) do
+  local list, bell = KEYS[2 * job.queue], KEYS[2 * job.queue + 1]
+  redis.call('HSET', job.key, unpack(ARGV, job.first, job.last))
+  redis.call('RPUSH', list, job.id)
+  if job.record ~= '' then
+    redis.call('HSET', job.record, 'job', job.id, 'body', job.body)
+    redis.call('EXPIRE', job.record, job.ttl)
+  end
+  if not rung[list] then
+    redis.call('SADD', queues, list)
+    redis.call('RPUSH', bell, 1)
+    redis.call('LTRIM', bell, -bells_kept, -1)
+    rung[list] = true
+  end
+end
+return reply

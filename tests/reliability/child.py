@@ -1,0 +1,153 @@
+"""A worker for the tests to break: `child.py work CONFIG`, or `supervise CONFIG`, or `fail CODE`.
+
+It kills itself at a named seam, as often as `kills` says, counted in files so that the next process
+knows. CONFIG is a JSON object with the fields of `Config`.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from redis.connection import AbstractConnection
+from scripted import ScriptedEngine, say
+
+from mlx_rq.jobs.connection import new_connection
+from mlx_rq.worker import outbox, reach, throttle
+from mlx_rq.worker import worker as worker_module
+from mlx_rq.worker.claim import Claims
+from mlx_rq.worker.lifeline import Lifeline
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.supervisor import Supervisor, SupervisorOptions
+from mlx_rq.worker.worker import MLXWorker
+
+
+@dataclass
+class Config:
+    """How the child works; `options` are those of WorkerOptions, `supervisor` of its own."""
+
+    url: str
+    name: str = "child"
+    capacity: int = 4
+    pace: float = 0.0
+    grow: float = 600.0
+    idle: float = 1.0
+    spool: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    supervisor: dict[str, Any] = field(default_factory=dict)
+    kill_at: str | None = None
+    kills: int = 1
+    counter: str = ""
+    """Where the kills are counted: the beginning of a path."""
+
+    def seam(self, name: str) -> None:
+        """Ends the process as a `kill -9` does, if this is the place and it is not done yet."""
+        if name != self.kill_at:
+            return
+        for number in range(self.kills):
+            try:
+                Path(f"{self.counter}.{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            say(f"killed at {name}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrap_seams(config: Config) -> None:
+    """Puts the seams that lie in the worker's own code where they belong."""
+    take, commit = Claims.take, outbox.commit
+    send = AbstractConnection.send_packed_command
+    committing = False
+
+    def seamed_take(claims: Claims, *arguments: Any, **options: Any) -> Any:
+        claimed = take(claims, *arguments, **options)
+        if claimed:
+            say(f"claimed {len(claimed)}")
+            config.seam("claim")
+        return claimed
+
+    def seamed_commit(*arguments: Any) -> Any:
+        nonlocal committing
+        committing = True
+        committed = commit(*arguments)
+        committing = False
+        config.seam("committed")
+        return committed
+
+    def seamed_send(connection: Any, command: Any, check_health: bool = True) -> None:
+        send(connection, command, check_health)
+        if committing and b"EVALSHA" in (
+            command if isinstance(command, bytes) else b"".join(command)
+        ):
+            config.seam("commit sent")
+
+    Claims.take = seamed_take  # type: ignore[method-assign]
+    outbox.commit = seamed_commit
+    AbstractConnection.send_packed_command = seamed_send  # type: ignore[method-assign]
+
+
+def work(config: Config) -> int:
+    """Works as `mlx-rq worker --unsupervised` does."""
+    say("started")
+    wrap_seams(config)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an abort is meant
+    throttle.GROW_SECONDS = config.grow
+    worker_module.IDLE_SECONDS = config.idle
+    reach.RETRY_SECONDS = 0.05
+    lifeline = Lifeline.from_environment()
+    lifeline.stop_with_supervisor()
+    worker = MLXWorker(
+        ScriptedEngine(config.capacity, config.pace, config.seam),
+        new_connection(config.url),
+        new_connection(config.url),
+        name=config.name,
+        options=WorkerOptions(spool=config.spool and Path(config.spool), **config.options),
+        lifeline=lifeline,
+    )
+    progress = worker._progress
+
+    def first_progress() -> None:
+        worker._progress = progress  # type: ignore[method-assign]
+        progress()
+        say("ready")
+
+    worker._progress = first_progress  # type: ignore[method-assign]
+    ended = worker.run()
+    say(f"ended {ended}")
+    return 0
+
+
+def supervise(config: Config, command: list[str]) -> int:
+    """Supervises a child of this same program."""
+    say("supervises")
+    options = {"first_pause": 0.01, "longest_pause": 0.1, "healthy": 0.0, **config.supervisor}
+    return Supervisor(
+        command,
+        new_connection(config.url),
+        config.name,
+        environment=os.environ,
+        options=SupervisorOptions(**options),
+    ).run()
+
+
+def main() -> int:
+    role, text = sys.argv[1:]
+    config = Config(**json.loads(text))
+    logging.basicConfig(level="INFO", stream=sys.stdout, format="%(process)d log %(message)s")
+    if role == "work":
+        return work(config)
+    if role == "supervise":
+        return supervise(config, [sys.executable, __file__, "work", text])
+    # `supervise SHELL COMMAND`: a child that is not even a worker.
+    return supervise(config, ["sh", "-c", role])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The supervisor: when it kills, when it starts again, when it gives up."""
+
+import os
+import signal
+import time
+
+import pytest
+from checks import all_answered, attempts_lost
+from fakes import FakeEngine, eventually, until_idle, worker_in_thread
+from harness import Program, StartProgram
+from redis import Redis
+
+from mlx_rq import submit, submit_many
+from mlx_rq.worker.lifeline import Lifeline
+from mlx_rq.worker.supervisor import Supervisor, SupervisorOptions
+from mlx_rq.worker.throttle import GROW_SECONDS, Throttle
+
+
+def test_a_worker_that_hangs_is_killed_and_started_again(
+    start: StartProgram, connection: Redis, redis_url: str
+) -> None:
+    job = submit(prompt="hang", max_attempts=1)
+    program = start(supervisor={"stall": 0.5})
+    program.until("hangs")
+    hung = time.monotonic()
+    program.until("log no progress")
+    program.until("ready", 2)
+    assert time.monotonic() - hung < 10
+    # it was no fault of memory
+    assert not program.said("log it may have been memory")
+    eventually(lambda: job.status() == "failed")
+
+
+def test_a_worker_that_hangs_at_its_very_first_job_is_killed_too(
+    start: StartProgram, redis_url: str
+) -> None:
+    submit(prompt="hang")
+    program = start(supervisor={"stall": 0.5})
+    # the second worker finds the job at the head of the queue before it has done anything else
+    program.until("log no progress", 3)
+
+
+def test_a_worker_that_is_idle_is_not_taken_for_one_that_hangs(
+    start: StartProgram, connection: Redis, redis_url: str
+) -> None:
+    program = start(supervisor={"stall": 0.8}, idle=0.1)  # the seconds that it waits for a bell
+    program.until("ready")
+    connection.blpop(["nobody rings this"], timeout=1.5)
+    all_answered(submit_many([{"prompt": "answer"}]))
+    assert len(program.said("started")) == 1
+
+
+def test_the_batch_is_halved_after_a_crash_like_memory_and_grows_again(
+    start: StartProgram, redis_url: str
+) -> None:
+    program = start(capacity=8, grow=0.2)
+    for times, number in enumerate((signal.SIGKILL, signal.SIGABRT), start=1):
+        program.until("ready", times)
+        submit_many([{"prompt": "answer"}])
+        os.kill(program.worker, number)
+        program.until("started", times + 1)
+        program.until("rows 4", times)
+        program.until("rows 8", times + 1)  # which the supervisor was told
+    rows = [found.string.partition(" ")[2] for found in program.said("rows")]
+    assert rows == ["rows 8", "rows 4", "rows 8", "rows 4", "rows 8"]
+
+
+def test_a_batch_grows_when_its_time_has_come_and_not_before() -> None:
+    now = 0.0
+    engine, lifeline = FakeEngine(capacity=16), Lifeline(None, shrink=2)
+    throttle = Throttle(engine, lifeline, clock=lambda: now)
+    seen = []
+    for now in (  # noqa: B007 (the clock)
+        0.0,
+        GROW_SECONDS - 1,
+        GROW_SECONDS,
+        2 * GROW_SECONDS - 1,
+        2 * GROW_SECONDS,
+        1e9,
+    ):
+        throttle.grow()
+        seen.append(engine.capacity)
+    assert seen == [4, 4, 8, 8, 16, 16]
+
+
+def supervisor(connection: Redis, **options: float) -> Supervisor:
+    return Supervisor(
+        ["false"], connection, "x", environment={}, options=SupervisorOptions(**options)
+    )
+
+
+def test_pauses_double_up_to_the_longest_and_never_overflow(connection: Redis) -> None:
+    watched = supervisor(connection, first_pause=1.0, longest_pause=60.0)
+    pauses = []
+    for crashes in (1, 2, 3, 6, 7, 8, 5000):
+        watched._crashes = crashes
+        pauses.append(watched._pause())
+    assert pauses == [1.0, 2.0, 4.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_it_gives_up_when_the_worker_is_killed_thrice_before_it_is_ready(
+    start: StartProgram,
+) -> None:
+    program = start("echo $$ started; kill -9 $$")
+    assert program.wait() == 1
+    program.silence()
+    assert len(program.said("started")) == 3
+    assert len(program.said("log the worker died 3 times while it started: giving up")) == 1
+
+
+def test_a_worker_that_says_itself_why_it_cannot_run_is_not_started_again(
+    start: StartProgram,
+) -> None:
+    program = start("echo $$ started; exit 7")  # a model that is not there, a name that is taken
+    assert program.wait() == 7
+    program.silence()
+    assert len(program.said("started")) == 1
+
+
+def test_the_end_of_a_worker_is_found_out_while_a_process_that_it_started_lives(
+    start: StartProgram,
+) -> None:
+    program = start("echo $$ started; sleep 30 >/dev/null 2>&1 & exit 7")
+    assert program.wait() == 7
+
+
+def test_a_name_that_is_taken_ends_it_and_the_holder_works_on(
+    start: StartProgram, redis_url: str, connection: Redis
+) -> None:
+    with worker_in_thread(redis_url, FakeEngine(), name="child"):
+        until_idle(connection)
+        program = start()
+        assert program.wait() == 1
+        assert len(program.said("started")) == 1
+        all_answered(submit_many([{"prompt": "answer"}]))
+
+
+def test_a_worker_that_worked_once_is_started_again_and_again(
+    start: StartProgram, connection: Redis
+) -> None:
+    program = start()
+    for times in range(1, 5):
+        program.until("ready", times)
+        program.kill_worker()
+    program.until("ready", 5)
+    program.terminate()
+    assert program.wait() == 0
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "in a pause"])
+def test_a_stop_that_finds_no_worker_at_work_ends_it_well(start: StartProgram, moment: str) -> None:
+    pause = {"first_pause": 60.0, "longest_pause": 60.0}
+    if moment == "while it starts":
+        program: Program = start("echo $$ started; exec sleep 60", supervisor=pause)
+        program.until("started")
+    else:
+        program = start(supervisor=pause)
+        program.until("ready")
+        program.kill_worker()
+        program.until("log 0 jobs of the dead worker")
+    program.terminate()
+    assert program.wait() == 0
+
+
+def test_what_is_finished_when_it_is_told_to_stop_is_answered(
+    start: StartProgram, connection: Redis
+) -> None:
+    jobs = submit_many([{"prompt": "slow 30"}] * 3)
+    program = start(pace=0.01)
+    program.until("began", 3)
+    program.terminate()
+    assert program.wait() == 0
+    all_answered(jobs)
+    assert attempts_lost(connection, jobs) == [0] * 3
