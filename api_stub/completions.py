@@ -5,24 +5,25 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.chunks import ChatChunks, CompletionChunks
 from mlx_rq.api_stub.door import Door, JsonBody, TheDoor
-from mlx_rq.api_stub.examples import body_of
+from mlx_rq.api_stub.examples import STREAMED, body_of
 from mlx_rq.api_stub.stored import remember
 from mlx_rq.api_stub.streaming import stream, without_stream
-from mlx_rq.api_stub.waiting import answer
+from mlx_rq.api_stub.waiting import answer, keeps_its_job
 from mlx_rq.jobs.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
 from mlx_rq.jobs.requests import Kind
 
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_of("chat"))
+@router.post("/v1/chat/completions", responses=STREAMED, openapi_extra=body_of("chat"))
 async def create_chat_completion(request: Request, body: JsonBody, door: TheDoor) -> Response:
     """Wait for the answer of a chat."""
     return await _create(request, "chat", body, door)
 
 
-@router.post("/v1/completions", openapi_extra=body_of("completion"))
+@router.post("/v1/completions", responses=STREAMED, openapi_extra=body_of("completion"))
 async def create_completion(request: Request, body: JsonBody, door: TheDoor) -> Response:
     """Wait for the continuation of a text."""
     return await _create(request, "completion", body, door)
@@ -38,5 +39,7 @@ async def _create(request: Request, kind: Kind, body: dict[str, Any], door: Door
     if store:
         await run_in_threadpool(remember, door, job)
     if wanted_stream is not None:
-        return await stream(request, door, job, body, wanted_stream)
+        chunks = ChatChunks if kind == "chat" else CompletionChunks
+        writer = chunks(job, body, wanted_stream)
+        return await stream(door, job, writer, keep=keeps_its_job(request, door))
     return await answer(request, door, job)

@@ -13,15 +13,16 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from redis import Redis
-from rq import Queue
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.batch_runner import BatchRunner
 from mlx_rq.api_stub.errors import ApiError
-from mlx_rq.api_stub.manners import rate_limited
+from mlx_rq.api_stub.manners import OWNER
 from mlx_rq.api_stub.metrics import Requests
+from mlx_rq.api_stub.quota import Quota, Room
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.api_stub.storage import FileStore, lock_folder
+from mlx_rq.api_stub.webhooks import Webhooks
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.errors import RequestError
@@ -39,9 +40,6 @@ _SERVING_SECONDS = 1.0
 
 _SWEEP_SECONDS = 60.0
 
-_FULL_SECONDS = 30.0
-"""When a client should come again that found the queue full."""
-
 
 class Door:
     """What the endpoints share: the settings, the way to Redis, files and batches, and counts.
@@ -53,11 +51,14 @@ class Door:
         self.settings = settings
         self.redis_url = resolve_url(settings.redis_url)
         self.requests = Requests()
+        self._quota = Quota(settings.jobs_per_key)
+        self._room = Room(settings.max_queued)
         self._served: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
         folder = settings.data_dir / "http"
         self._lock = lock_folder(folder)
         self.files = FileStore(folder / "files")
+        self.webhooks = Webhooks(settings, self.redis_url)
         self.batches = BatchRunner(
             folder / "batches", self.files, self.redis_url, self._is_batch_model
         )
@@ -93,7 +94,8 @@ class Door:
                 code="missing_required_parameter",
                 param="model",
             )
-        return await run_in_threadpool(self._submit, body, options, waits, key)
+        owner: str = request.scope["state"][OWNER]
+        return await run_in_threadpool(self._submit, body, options, waits, key, owner)
 
     def _submit(
         self,
@@ -101,15 +103,19 @@ class Door:
         options: JobOptions,
         waits: bool,
         idempotency_key: str | None,
+        owner: str,
     ) -> Job:
         model = body.get("model")
         if model is None or isinstance(model, str):  # else submit says what is wrong with it
             with reachable(self.connection):
                 self.check_served(model or keys.ANY_MODEL, waits=waits)
-                self._check_room(model or keys.ANY_MODEL)
-        return submit(
-            body, idempotency_key=idempotency_key, redis_url=self.redis_url, **asdict(options)
-        )
+                self._room.check(self.connection, model or keys.ANY_MODEL)
+        with self._quota.place(self.connection, owner) as place:
+            job = submit(
+                body, idempotency_key=idempotency_key, redis_url=self.redis_url, **asdict(options)
+            )
+            place.job_id = job.id
+            return job
 
     def check_served(self, model: str, *, waits: bool) -> None:
         """Raises ApiError where no live worker serves the model and the job may not wait for one.
@@ -133,6 +139,11 @@ class Door:
             param="model",
         )
 
+    @property
+    def served(self) -> frozenset[str]:
+        """The models that live workers served when that was looked at last."""
+        return self._served
+
     def _is_batch_model(self, model: str) -> bool:
         with reachable(self.connection):
             try:
@@ -142,38 +153,34 @@ class Door:
         return True
 
     async def run(self) -> None:
-        """Runs batches, and deletes expired files once a minute, until it is cancelled."""
+        """Runs batches, sends webhooks, and deletes expired files, until it is cancelled."""
         self.batches.resume()
+        webhooks = asyncio.create_task(self.webhooks.run())
         try:
             while True:
                 await run_in_threadpool(self.files.sweep)
                 await asyncio.sleep(_SWEEP_SECONDS)
         finally:
+            webhooks.cancel()
             self.batches.close()
             self._lock.close()
 
-    def _check_room(self, model: str) -> None:
-        limit = self.settings.max_queued
-        with self.connection.pipeline(transaction=False) as pipe:
-            for priority in keys.PRIORITIES:
-                pipe.llen(f"{Queue.redis_queue_namespace_prefix}{keys.queue_name(model, priority)}")
-            waiting = sum(pipe.execute())
-        if waiting >= limit:
-            raise rate_limited(f"{waiting} jobs wait for {model!r} already.", _FULL_SECONDS)
 
+async def get_door(request: Request) -> Door:
+    """Finds the door of the app that serves a request.
 
-def get_door(request: Request) -> Door:
-    """Finds the door of the app that serves a request."""
+    Dependencies are coroutines: FastAPI would call each function in a thread.
+    """
     door: Door = request.app.state.door
     return door
 
 
-def _get_files(request: Request) -> FileStore:
-    return get_door(request).files
+async def _get_files(request: Request) -> FileStore:
+    return (await get_door(request)).files
 
 
-def _get_batches(request: Request) -> BatchRunner:
-    return get_door(request).batches
+async def _get_batches(request: Request) -> BatchRunner:
+    return (await get_door(request)).batches
 
 
 TheDoor = Annotated[Door, Depends(get_door)]

@@ -66,7 +66,8 @@ def _api_error(_: Request, error: ApiError) -> JSONResponse:
 
 def _request_error(_: Request, error: RequestError) -> JSONResponse:
     status = http_status(error.error)
-    return error_response(status, error.error, NO_RETRY if status == 409 else None)
+    headers = {409: NO_RETRY, 429: {"retry-after": str(RETRY_SECONDS)}}
+    return error_response(status, error.error, headers.get(status))
 
 
 def _job_failed(_: Request, failure: JobFailed) -> JSONResponse:

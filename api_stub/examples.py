@@ -15,11 +15,24 @@ _EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "completion": {"prompt": "Once upon a time", "max_tokens": 20},
     "responses": {"input": "Name a colour.", "background": True},
 }
+_STREAM_FIELDS: Mapping[str, Any] = {
+    "stream": {"type": ["boolean", "null"], "description": "Answer with server-sent events."},
+    "stream_options": {
+        "type": ["object", "null"],
+        "properties": {"include_usage": {"type": ["boolean", "null"]}},
+        "additionalProperties": False,
+    },
+}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What an endpoint answers with beside JSON, where it is asked to stream."""
 
 
 def body_of(kind: Kind) -> dict[str, Any]:
-    """Describes the body of an endpoint that takes one kind of job."""
-    return _json_body(_schema(kind), {kind: {"value": _EXAMPLES[kind]}})
+    """Describes the body of an endpoint that takes one kind of job, and streams."""
+    schema, example = _schema(kind), {"model": "default", **_EXAMPLES[kind]}
+    schema["properties"] = {**schema["properties"], **_STREAM_FIELDS}
+    examples = {kind: {"value": example}, "streamed": {"value": {**example, "stream": True}}}
+    return _json_body(schema, examples)
 
 
 def any_body() -> dict[str, Any]:

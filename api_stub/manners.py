@@ -17,16 +17,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlx_rq.api_stub.errors import ApiError, error_response, internal_error
 from mlx_rq.api_stub.metrics import Requests
 from mlx_rq.api_stub.settings import Settings, is_loopback
-from mlx_rq.jobs.validation import MAX_BODY_BYTES
+from mlx_rq.jobs.sizes import max_body_bytes
 
-MAX_REQUEST_BYTES = 2 * MAX_BODY_BYTES
-"""The most bytes of a request that is not an upload: JSON may be written with escapes."""
+ESCAPED = 2
+"""A request that is not an upload may have that many times the bytes of the largest body: JSON may
+be written with escapes."""
 
 MAX_UPLOAD_BYTES = 200 * 1024 * 1024
 """The most bytes of an uploaded file, as OpenAI's batches have it."""
 
 _FORM_BYTES = 64 * 1024
 """Room for the other fields of an upload."""
+
+OWNER = "owner"
+"""Under this name a request's state says whose it is."""
 
 _UPLOADS = "/v1/files"
 _OPEN_TO_ALL = frozenset({"/health", "/docs", "/openapi.json"})
@@ -76,7 +80,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_TO_ALL:
             try:
-                self._rates.take(self._owner(Headers(scope=scope)))
+                owner = self._owner(Headers(scope=scope))
+                scope.setdefault("state", {})[OWNER] = owner
+                self._rates.take(owner)
             except ApiError as error:
                 response = error_response(error.status, error.error, error.headers)
                 await response(scope, receive, send)
@@ -175,7 +181,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         upload = scope["path"] == _UPLOADS
-        limit = MAX_UPLOAD_BYTES + _FORM_BYTES if upload else MAX_REQUEST_BYTES
+        limit = MAX_UPLOAD_BYTES + _FORM_BYTES if upload else ESCAPED * max_body_bytes()
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdecimal() and int(announced[:18]) > limit:
             error = _too_large(limit)

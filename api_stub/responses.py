@@ -1,6 +1,7 @@
 """/v1/responses: ask now or in the background, look, cancel, delete, go on from an earlier one."""
 
 import json
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
@@ -11,9 +12,11 @@ from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.door import Door, JsonBody, TheDoor
 from mlx_rq.api_stub.errors import ApiError
-from mlx_rq.api_stub.examples import body_of
+from mlx_rq.api_stub.examples import STREAMED, body_of
 from mlx_rq.api_stub.records import Order, page
-from mlx_rq.api_stub.waiting import answer
+from mlx_rq.api_stub.response_events import ResponseEvents
+from mlx_rq.api_stub.streaming import stream, without_stream
+from mlx_rq.api_stub.waiting import answer, keeps_its_job
 from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError
 from mlx_rq.jobs.handle import UNFINISHED, Job
 from mlx_rq.jobs.history import items_of
@@ -25,15 +28,25 @@ from mlx_rq.jobs.validation import validate
 router = APIRouter(tags=["responses"])
 
 
-@router.post("/v1/responses", openapi_extra=body_of("responses"))
+@router.post("/v1/responses", responses=STREAMED, openapi_extra=body_of("responses"))
 async def create_response(request: Request, body: JsonBody, door: TheDoor) -> Response:
-    """Wait for a response; with `background: true`, only put it into the queue."""
+    """Wait for a response; with `background: true`, only put it into the queue.
+
+    With `stream: true`, its events come as it is generated.
+    """
+    body, wanted_stream = without_stream(body)
     wanted = validate("responses", body)
     assert isinstance(wanted, ResponsesRequest)
-    options = JobOptions(result_ttl=DEFAULT_RESULT_TTL if wanted.store is False else STORED_TTL)
+    options = JobOptions(
+        result_ttl=DEFAULT_RESULT_TTL if wanted.store is False else STORED_TTL,
+        stream=wanted_stream is not None,
+    )
     job = await door.submit(
         request, "responses", body, options=options, waits=not wanted.background
     )
+    if wanted_stream is not None:
+        keep = wanted.background is True or keeps_its_job(request, door)
+        return await stream(door, job, ResponseEvents(job, wanted, time.time()), keep=keep)
     if not wanted.background:
         return await answer(request, door, job)
     return JSONResponse(await run_in_threadpool(_view, job), headers={"x-job-id": job.id})

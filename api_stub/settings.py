@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.webhooks import Network
 
 _HASHED = "sha256:"
 
@@ -72,9 +73,12 @@ def read_keys(path: Path) -> ApiKeys:
 class Settings:
     """How the door behaves.
 
-    `requests_per_minute` is for each key; `max_queued` jobs may wait for one model. With
+    `requests_per_minute` is for each key, and so is `jobs_per_key`, the jobs that have not ended;
+    `max_queued` jobs may wait for one model. With
     `queue_unserved`, the endpoints that do not wait take jobs for models that no live worker
     serves yet. `keep_on_disconnect` lets a job go on when the client that waits for it is gone.
+    Webhooks are signed with all `webhook_secrets`, sent only where there are any, and only to
+    public addresses and those of `webhook_networks`.
     """
 
     data_dir: Path
@@ -82,9 +86,12 @@ class Settings:
     keys: ApiKeys = field(default_factory=ApiKeys)
     allowed_origins: tuple[str, ...] = ()
     requests_per_minute: int | None = None
+    jobs_per_key: int | None = None
     max_queued: int = 20_000
     queue_unserved: bool = False
     keep_on_disconnect: bool = False
+    webhook_secrets: tuple[bytes, ...] = ()
+    webhook_networks: tuple[Network, ...] = ()
 
 
 def is_loopback(host: str) -> bool:

@@ -210,12 +210,3 @@ def test_closing_door_lets_waiting_clients_go(
     assert error.status_code == 503
     assert error.code == "door_closing"
     assert fetch(error.response.headers["x-job-id"]).status() == "in_progress"
-
-
-def test_streaming_is_refused_by_name_until_it_is_done(
-    door: OpenDoor, start_worker: StartWorker
-) -> None:
-    start_worker()
-    with pytest.raises(openai.BadRequestError) as caught:
-        door.client().chat.completions.create(model="fake", messages=HELLO, stream=True)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "stream")

@@ -3,10 +3,14 @@
 import threading
 import time
 
+import openai
+import pytest
 from doors import OpenDoor, StartDoor
 from fakes import FakeEngine, StartWorker, failure
+from redis import Redis
 
 from mlx_rq.jobs.handle import fetch
+from mlx_rq.jobs.limits import set_limits
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -112,6 +116,18 @@ def test_job_for_a_model_that_nobody_serves(door: OpenDoor, start_door: StartDoo
     accepted = start_door(queue_unserved=True).http.post("/v1/jobs", json=body)
     assert accepted.status_code == 202
     assert "no live worker serves the model 'org/other'" in accepted.json()["note"]
+
+
+def test_queue_that_the_operator_limits(start_door: StartDoor, connection: Redis) -> None:
+    door = start_door(queue_unserved=True)
+    set_limits(connection, {"jobs": 1})
+    assert door.http.post("/v1/jobs", json=CHAT).status_code == 202
+    refused = door.http.post("/v1/jobs", json=CHAT)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+    error = refused.json()["error"]
+    assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+    with pytest.raises(openai.RateLimitError, match="1 jobs wait, 1 would come"):
+        door.client().responses.create(model="default", input="Hi", background=True)
 
 
 def test_full_queue(start_door: StartDoor) -> None:

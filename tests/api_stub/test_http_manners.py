@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from doors import OpenDoor, StartDoor, open_door
 from fakes import StartWorker
 
-from mlx_rq.api_stub.manners import MAX_REQUEST_BYTES
+from mlx_rq.api_stub.manners import ESCAPED
 from mlx_rq.api_stub.settings import ApiKeys, Settings, check_binding, read_keys
 from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.sizes import DEFAULT_MAX_BODY, MAX_BODY_VARIABLE
 from mlx_rq.worker.cli import main
 
 JSON = {"content-type": "application/json"}
@@ -102,7 +103,7 @@ def test_no_redis(nobody_listens: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_body_limit(door: OpenDoor, announced: bool) -> None:
-    too_much = b" " * (MAX_REQUEST_BYTES + 1)
+    too_much = b" " * (ESCAPED * DEFAULT_MAX_BODY + 1)
     content: Any = too_much if announced else iter([too_much[:100], too_much[100:]])
     answer = door.http.post("/v1/jobs", content=content, headers=JSON)
     assert (answer.status_code, _error(answer)["code"]) == (413, "request_too_large")
@@ -110,9 +111,26 @@ def test_body_limit(door: OpenDoor, announced: bool) -> None:
 
 def test_body_that_is_too_large_as_a_job(door: OpenDoor, start_worker: StartWorker) -> None:
     start_worker()
-    body = {"prompt": "x" * (MAX_REQUEST_BYTES // 2)}
+    body = {"prompt": "x" * DEFAULT_MAX_BODY}
     answer = door.http.post("/v1/jobs", json=body)
     assert (answer.status_code, _error(answer)["code"]) == (413, "request_too_large")
+
+
+def test_body_limit_that_is_set(
+    monkeypatch: pytest.MonkeyPatch, door: OpenDoor, start_worker: StartWorker
+) -> None:
+    start_worker()
+    monkeypatch.setenv(MAX_BODY_VARIABLE, "1000")
+    answer = door.http.post("/v1/jobs", json={"prompt": "x" * 1000})
+    assert (answer.status_code, _error(answer)["message"]) == (
+        413,
+        "The body has 1,013 bytes; the limit is 1,000.",
+    )
+    answer = door.http.post("/v1/jobs", json={"prompt": "x" * 2000})
+    assert (answer.status_code, _error(answer)["message"]) == (
+        413,
+        "The request has more than 2,000 bytes, which is the limit here.",
+    )
 
 
 def test_keys(start_door: StartDoor, tmp_path: Path, start_worker: StartWorker) -> None:

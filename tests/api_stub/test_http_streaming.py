@@ -1,4 +1,4 @@
-"""Streamed answers, with a publisher in the test in the place of the worker's."""
+"""Streamed completions. Some tests publish in the place of the worker, to say when and what."""
 
 import threading
 import time
@@ -12,6 +12,7 @@ from doors import OpenDoor
 from fakes import FakeEngine, StartWorker, answer, eventually, failure
 from redis import Redis
 
+from mlx_rq.engine.protocol import Partial
 from mlx_rq.jobs.deltas import Delta, publish
 from mlx_rq.jobs.handle import fetch
 
@@ -22,7 +23,6 @@ Publish = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def _streaming(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_rq.api_stub.streaming.STREAMING", True)
     monkeypatch.setattr("mlx_rq.api_stub.streaming.FIRST_SECONDS", 0.2)
 
 
@@ -153,6 +153,60 @@ def test_client_that_hangs_up(door: OpenDoor, engine: FakeEngine, connection: Re
     engine.wait_until(lambda engine: engine.cancelled == [job_id])
 
 
+def test_what_the_engine_says_is_streamed(door: OpenDoor, engine: FakeEngine) -> None:
+    with door.client().chat.completions.create(
+        model="fake", messages=HELLO, n=1, stream=True
+    ) as stream:
+        (job_id,) = engine.wait_for_tasks(1)
+        chunks = iter(stream)
+        engine.say(job_id, Partial(0, "", "chat"))
+        assert [next(chunks).choices[0].delta.content for _ in range(2)] == ["", "chat"]
+        engine.say(job_id, Partial(0, "", "chat for"))
+        assert next(chunks).choices[0].delta.content == " for"
+        engine.release()
+        rest = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert rest == f" {job_id}"
+
+
+def test_result_that_is_not_what_was_sent(
+    door: OpenDoor, engine: FakeEngine, connection: Redis
+) -> None:
+    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+        (job_id,) = engine.wait_for_tasks(1)
+        publish(connection, job_id, [Delta(0, "content", 0, "shouts")])
+        next(iter(stream))
+        engine.release()
+        with pytest.raises(openai.APIError, match="began the answer again"):
+            list(stream)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_worker_that_stops_in_the_middle(
+    door: OpenDoor, start_worker: StartWorker, same: bool
+) -> None:
+    first, second = FakeEngine(hold=True), FakeEngine(hold=True)
+    worker = start_worker(first)
+    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+        (job_id,) = first.wait_for_tasks(1)
+        chunks = iter(stream)
+        first.say(job_id, Partial(0, "", "chat fo"))
+        assert [next(chunks).choices[0].delta.content for _ in range(2)] == ["", "chat fo"]
+        start_worker(second)
+        worker.stop_at_once()
+        second.wait_for_tasks(1)
+        second.say(job_id, Partial(0, "", "chat" if same else "shout"))
+        if same:
+            second.say(job_id, Partial(0, "", "chat for "))
+            assert next(chunks).choices[0].delta.content == "r "
+            second.release()
+            rest = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            assert rest == job_id
+        else:
+            with pytest.raises(openai.APIError, match="began the answer again"):
+                list(chunks)
+            second.wait_until(lambda engine: engine.cancelled == [job_id])
+
+
 def test_two_follow_the_same_job(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
     create = door.client().chat.completions.create
     options: Any = {"extra_headers": {"idempotency-key": "k"}, "stream": True}
@@ -179,9 +233,10 @@ def test_two_follow_the_same_job(door: OpenDoor, engine: FakeEngine, connection:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"stream": "yes"}, "stream", "unsupported_parameter"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "unsupported_parameter"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": False, "stream_options": {}}, "stream_options", "invalid_value"),
     ],
 )
 def test_wrong_wishes(

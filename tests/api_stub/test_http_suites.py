@@ -21,12 +21,10 @@ from mlx_rq.jobs.responses import ResponsesRequest
 FAILED = Status.FAILED
 
 OUT_OF_SCOPE = {
-    # A text model sees no images, nothing here is compacted, and only chats are streamed.
+    # A text model sees no images, and nothing here is compacted.
     "openai-chat": {"chat-image-input"},
     "open-responses": {
         "image-input",
-        "streaming-response",
-        "streaming-usage",
         "compact-response",
         "compact-missing-model",
     },
@@ -60,11 +58,9 @@ def _answer(task: Task) -> dict[str, Any]:
 def test_llm_comply(
     door: OpenDoor,
     start_worker: StartWorker,
-    monkeypatch: pytest.MonkeyPatch,
     suite: str,
     specification: str,
 ) -> None:
-    monkeypatch.setattr("mlx_rq.api_stub.streaming.STREAMING", True)
     start_worker(FakeEngine(answer_with=_answer))
     cases = [case for case in get_tests(suite) if case.id not in OUT_OF_SCOPE[suite]]
     runner = Runner(

@@ -1,0 +1,166 @@
+"""Delivers webhooks: tells receivers how their jobs ended, again and again until they took it.
+
+The list of deliveries is in Redis (`mlx_rq.jobs.webhooks`). Any number of doors may deliver.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.exceptions import RedisError
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.job_view import job_view
+from mlx_rq.api_stub.post import PostFailed, post
+from mlx_rq.api_stub.settings import Settings
+from mlx_rq.jobs.connection import connect
+from mlx_rq.jobs.errors import JobNotFound, RedisUnavailable, RequestError
+from mlx_rq.jobs.handle import Job
+from mlx_rq.jobs.webhooks import (
+    Delivery,
+    claim_due,
+    is_allowed,
+    postpone,
+    settle,
+    signed_headers,
+    url_of,
+)
+
+logger = logging.getLogger("mlx_rq.api_stub")
+
+LOOK_SECONDS = 1.0
+"""How often it is looked for jobs that ended."""
+
+_TOGETHER = 16
+"""Deliveries on their way at once."""
+
+_RETRY_SECONDS = 5.0
+_GONE = 410
+"""The status by which a receiver says that it wants no more of this."""
+
+
+def check_target(url: str, settings: Settings) -> None:
+    """Raises RequestError where this door would never deliver to a URL.
+
+    What a name leads to is looked at when it is delivered.
+    """
+    if not settings.webhook_secrets:
+        raise RequestError(
+            "Invalid 'webhook': this door delivers none. Start it with --webhook-secret-file.",
+            code="unsupported_parameter",
+            param="webhook",
+        )
+    host = urlsplit(url).hostname or ""
+    address = "127.0.0.1" if host == "localhost" else host
+    try:
+        allowed = is_allowed(address, settings.webhook_networks)
+    except ValueError:  # a name
+        return
+    if not allowed:
+        raise RequestError(
+            f"Invalid 'webhook': {host} is no public address. The door delivers to others where "
+            "--webhook-allow names their network.",
+            code="invalid_value",
+            param="webhook",
+        )
+
+
+class Webhooks:
+    """Delivers for one door, as long as `run` runs."""
+
+    def __init__(self, settings: Settings, redis_url: str) -> None:
+        self._settings = settings
+        self._redis_url = redis_url
+
+    async def run(self) -> None:
+        """Delivers what is due until it is cancelled; what is on its way then is taken up later."""
+        if not self._settings.webhook_secrets:
+            return
+        on_their_way: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                due = await self._claim(_TOGETHER - len(on_their_way))
+                on_their_way.update(asyncio.create_task(self._deliver(one)) for one in due)
+                if not on_their_way:
+                    await asyncio.sleep(LOOK_SECONDS)
+                    continue
+                _, on_their_way = await asyncio.wait(
+                    on_their_way, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            for task in on_their_way:
+                task.cancel()
+
+    async def _claim(self, limit: int) -> list[Delivery]:
+        if not limit:
+            return []
+        connection = connect(self._redis_url)
+        try:
+            return await run_in_threadpool(claim_due, connection, limit, time.time())
+        except RedisError as error:
+            logger.warning("webhooks wait for Redis: %s", error)
+            await asyncio.sleep(_RETRY_SECONDS)
+            return []
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        try:
+            await self._try(delivery)
+        except (RedisError, RedisUnavailable) as error:
+            logger.warning("webhook of job %s waits for Redis: %s", delivery.job_id, error)
+        except Exception:
+            logger.exception("webhook of job %s", delivery.job_id)
+
+    async def _try(self, delivery: Delivery) -> None:
+        connection, job_id = connect(self._redis_url), delivery.job_id
+        try:
+            url, event = await run_in_threadpool(self._event, job_id)
+        except (JobNotFound, RequestError) as error:
+            logger.warning("webhook of job %s is given up: %s", job_id, error)
+            await run_in_threadpool(settle, connection, job_id)
+            return
+        fault = await self._send(url, event)
+        if fault is None:
+            await run_in_threadpool(settle, connection, job_id)
+            return
+        delay = None
+        if fault != _GONE:
+            delay = await run_in_threadpool(postpone, connection, delivery, time.time())
+        else:
+            await run_in_threadpool(settle, connection, job_id)
+        then = "given up" if delay is None else f"tried again in {delay:.0f} s"
+        # The rest of the URL may hold a secret of the receiver's.
+        host = urlsplit(url).hostname
+        logger.warning("webhook of job %s to %s failed (%s): %s", job_id, host, fault, then)
+
+    async def _send(self, url: str, event: dict[str, Any]) -> str | int | None:
+        """Sends an event; returns what went wrong: the receiver's status, or words."""
+        body = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+        headers = {
+            "content-type": "application/json",
+            "user-agent": "mlx-rq",
+            **signed_headers(self._settings.webhook_secrets, event["id"], int(time.time()), body),
+        }
+        try:
+            status = await post(url, headers, body, networks=self._settings.webhook_networks)
+        except PostFailed as failure:
+            return str(failure)
+        return None if 200 <= status < 300 else status
+
+    def _event(self, job_id: str) -> tuple[str, dict[str, Any]]:
+        """Reads where to send an event, and writes it; raises JobNotFound where it is too late."""
+        url = url_of(connect(self._redis_url), job_id)
+        view = job_view(Job(job_id, self._redis_url))
+        if url is None:
+            raise RequestError("its record names no URL", code=None, param="webhook")
+        event = {
+            "id": f"evt_{job_id}",
+            "object": "event",
+            "type": f"job.{view['status']}",
+            "created_at": int(datetime.fromisoformat(view["ended_at"]).timestamp()),
+            "data": view,
+        }
+        return url, event
