@@ -20,10 +20,12 @@ from mlx_rq.jobs.connection import (
     without_password,
 )
 from mlx_rq.jobs.embedded_url import FOLDER, default_data_dir
+from mlx_rq.jobs.errors import RedisUnavailable
 from mlx_rq.worker.cli import ByteCount, Command, needs_extra, option, redis_option
 from mlx_rq.worker.cli_model import ensure_model
 from mlx_rq.worker.cli_serve import DEFAULT_HTTP_PORT
 from mlx_rq.worker.embedded import DEFAULT_PORT, embedded_valkey
+from mlx_rq.worker.lifeline import REDIS_AWAY
 
 DEMO_MODEL = "smollm2"
 
@@ -134,12 +136,18 @@ def worker(
     """Generate the jobs of one model until told to stop (Ctrl-C or SIGTERM)."""
     with needs_extra("worker"):
         import mlx_lm  # noqa: F401 (found missing here, not in a child)
-    connection = new_connection(redis_url)
-    with reachable(connection):
-        connection.ping()  # before minutes are spent on loading a model
-    if unsupervised:
-        _generate(redis_url, **options)
-    else:
+    try:
+        connection = new_connection(redis_url)
+        with reachable(connection):
+            connection.ping()  # before minutes are spent on loading a model
+        if unsupervised:
+            _generate(redis_url, **options)
+    except RedisUnavailable as error:
+        if not unsupervised:
+            raise
+        click.echo(f"Error: {error}", err=True)
+        context.exit(REDIS_AWAY)
+    if not unsupervised:
         context.exit(_supervise(context, resolve_url(redis_url), **options))
 
 

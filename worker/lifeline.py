@@ -16,6 +16,9 @@ FD_VARIABLE = "MLX_RQ_LIFELINE"
 SHRINK_VARIABLE = "MLX_RQ_SHRINK"
 """How many times the batch is to be halved at the start, after crashes that looked like memory."""
 
+REDIS_AWAY = 75
+"""The exit code of a worker that found no Redis (EX_TEMPFAIL of sysexits.h): worth another try."""
+
 PROGRESS = b"."
 GROWN = b"+"
 """The batch was doubled again."""

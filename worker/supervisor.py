@@ -20,7 +20,7 @@ from types import FrameType
 from redis import Redis
 from redis.exceptions import RedisError
 
-from mlx_rq.worker.lifeline import FD_VARIABLE, GROWN, SHRINK_VARIABLE
+from mlx_rq.worker.lifeline import FD_VARIABLE, GROWN, REDIS_AWAY, SHRINK_VARIABLE
 from mlx_rq.worker.recovery import bury, bury_dead_of_this_machine
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -132,7 +132,8 @@ class Supervisor:
             finally:
                 self._end(life)
             self._was_ready = self._was_ready or life.last_progress is not None
-            if code == 0 or (code > 0 and not self._was_ready):
+            may_work_later = self._was_ready or code == REDIS_AWAY
+            if code == 0 or (code > 0 and not may_work_later):
                 return code  # it has said itself why
             was_told = self._stop.wanted
             self._until_redis_answers(self._bury)
@@ -140,7 +141,7 @@ class Supervisor:
                 # A worker that is not ready yet ends by the signal itself.
                 return 0 if code == -signal.SIGTERM else 1
             self._learn(life, code)
-            if not self._was_ready and self._crashes >= _STARTS:
+            if not may_work_later and self._crashes >= _STARTS:
                 logger.error("the worker died %d times while it started: giving up", self._crashes)
                 return 1
             if self._stop.wait(self._pause()):

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from checks import all_answered, attempts_lost
@@ -11,7 +12,7 @@ from harness import Program, StartProgram
 from redis import Redis
 
 from mlx_rq import submit, submit_many
-from mlx_rq.worker.lifeline import Lifeline
+from mlx_rq.worker.lifeline import REDIS_AWAY, Lifeline
 from mlx_rq.worker.supervisor import Supervisor, SupervisorOptions
 from mlx_rq.worker.throttle import GROW_SECONDS, Throttle
 
@@ -115,6 +116,18 @@ def test_a_worker_that_says_itself_why_it_cannot_run_is_not_started_again(
     assert program.wait() == 7
     program.silence()
     assert len(program.said("started")) == 1
+
+
+def test_a_worker_that_finds_no_redis_is_started_again_until_it_does(
+    start: StartProgram, tmp_path: Path
+) -> None:
+    # given one that finds it the fifth time
+    times = tmp_path / "times"
+    tried = f"echo >> {times}; [ $(wc -l < {times}) -ge 5 ] && exit 0; exit {REDIS_AWAY}"
+    program = start(f"echo $$ started; {tried}", supervisor={"first_pause": 0.01})
+    assert program.wait() == 0
+    program.silence()
+    assert len(program.said("started")) == 5
 
 
 def test_the_end_of_a_worker_is_found_out_while_a_process_that_it_started_lives(
