@@ -7,6 +7,7 @@ from typing import Any
 from mlx_rq.engine.answer_logprobs import chat_logprobs, legacy_logprobs, mean_logprob
 from mlx_rq.engine.answer_response import response_of
 from mlx_rq.engine.form import InvalidAnswer, Reading, tool_calls
+from mlx_rq.engine.protocol import Task
 from mlx_rq.engine.rows import Row
 from mlx_rq.engine.spelling import Spelling
 from mlx_rq.jobs.keys import ANY_MODEL
@@ -15,8 +16,7 @@ from mlx_rq.jobs.responses import ResponsesRequest
 
 
 def answer(
-    task_id: str,
-    request: JobRequest,
+    task: Task,
     rows: Sequence[Row],
     spelling: Spelling,
     *,
@@ -28,6 +28,7 @@ def answer(
     The ids are made of the task's id, so that a response names its job. A finished answer that is
     not of the form that was asked for makes the whole an error object.
     """
+    request = task.request
     model = request.model if request.model not in (None, ANY_MODEL) else model_id
     chosen = _best(request, rows)
     try:
@@ -36,11 +37,19 @@ def answer(
         return {"error": invalid.error}
     if isinstance(request, ResponsesRequest):
         (row,), (reading,) = chosen, readings
-        response = response_of(request, row, reading, spelling, model=model, usage=usage(rows))
+        response = response_of(
+            request,
+            row,
+            reading,
+            spelling,
+            model=model,
+            usage=usage(rows),
+            submitted_at=task.submitted_at,
+        )
     else:
         chat = isinstance(request, ChatRequest)
         response = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{task_id}",
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{task.id}",
             "object": "chat.completion" if chat else "text_completion",
             "created": int(time.time()),
             "model": model,

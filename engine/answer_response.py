@@ -20,6 +20,7 @@ def response_of(
     *,
     model: str,
     usage: Mapping[str, Any],
+    submitted_at: float | None,
 ) -> dict[str, Any]:
     """Writes the Response object: reasoning, message and function calls are items of their own.
 
@@ -35,7 +36,7 @@ def response_of(
         row.task_id,
         status="incomplete" if cut else "completed",
         model=model,
-        created_at=now,
+        created_at=now if submitted_at is None else submitted_at,
         completed_at=None if cut else now,
         output=output,
         usage=usage,

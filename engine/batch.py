@@ -6,6 +6,8 @@
 - Rows may be constrained: one masking op for all of them, made while the forward pass runs.
 - A finished row gives up its KV at once: the stock response carries the row's cache, and keeping
   such responses keeps every trunk that they were copied from.
+- Rows may refer to a trunk whose KV the batch then holds once (`shared_cache`); all rows of a batch
+  have caches of that kind then, also those on no trunk.
 - It says when it could take a cohort, so that the loop admits rows together, not one by one.
 
 Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
@@ -27,6 +29,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from mlx_rq.engine.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling import RowSampler, constrain, sample
+from mlx_rq.engine.shared_trunk import Caches, row_caches
 
 
 class _DecodeBatch(GenerationBatch):
@@ -85,8 +88,15 @@ class RowGenerator(BatchGenerator):
     """Generates up to `rows` rows at once. See the module for what differs from the stock class."""
 
     def __init__(
-        self, model: Module, *, rows: int, prefill_step: int, counters: BatchCounters
+        self,
+        model: Module,
+        *,
+        rows: int,
+        prefill_step: int,
+        counters: BatchCounters,
+        share: bool = False,
     ) -> None:
+        """With `share`, rows may stand on trunks that they refer to (see `shared_trunk`)."""
         super().__init__(
             model,
             completion_batch_size=rows,
@@ -94,6 +104,7 @@ class RowGenerator(BatchGenerator):
             prefill_step_size=prefill_step,
         )
         self._counters = counters  # the caller's: seconds and steps
+        self._share = share
         self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, prefill_step)
         self._generation_batch = _DecodeBatch.empty(model, greedy_sampler)
 
@@ -104,17 +115,20 @@ class RowGenerator(BatchGenerator):
         samplers: Sequence[RowSampler],
         max_tokens: Sequence[int],
         end_tokens: Sequence[frozenset[int]],
-        caches: Sequence[list[Any] | None],
+        caches: Caches | None,
     ) -> list[int]:
         """Adds rows that are to be prefilled together; returns their uids.
 
-        `prompts` are the tokens that the rows' caches do not hold yet, at least one each.
+        `prompts` are the tokens that `caches` do not hold yet, at least one each. All rows go on
+        from the same ones, which are only read.
         """
+        if caches is None:  # all rows of a batch have caches of one kind, else they do not merge
+            caches = row_caches(self.model, share=self._share)
         stops = {ends: StopSequences([(token,) for token in ends]) for ends in {*end_tokens}}
         uids: list[int] = self.insert(
             list(prompts),
             max_tokens=list(max_tokens),
-            caches=list(caches),  # type: ignore[arg-type]
+            caches=[caches] * len(prompts),
             samplers=list(samplers),  # type: ignore[arg-type]
             stop_sequences=[stops[ends] for ends in end_tokens],
         )

@@ -147,7 +147,7 @@ class Form:
             start, end = self.dialect.think_start, self.dialect.think_end
             is_open = self.reasoning is True
             reasoning, rest = split_reasoning(text, start, end, is_open=is_open)
-            reasoning = None if reasoning is None else self._without_specials(reasoning)
+            reasoning = None if reasoning is None else self.without_specials(reasoning)
         reading = self._read_calls(rest, finished)
         reading.reasoning = reasoning
         if finished:
@@ -157,7 +157,7 @@ class Form:
 
     def _read_calls(self, text: str, finished: bool) -> Reading:
         if not self.tools.usable:
-            return Reading(self._without_specials(text))
+            return Reading(self.without_specials(text))
         dialect = self.dialect
         tools = [tool.model_dump() for _, tool in self.tools.usable]
         try:
@@ -171,7 +171,7 @@ class Form:
             )
         except ParseFault as fault:
             raise InvalidAnswer(f"The model's tool call is not valid: {fault}.") from None
-        content = self._without_specials(found.before)
+        content = self.without_specials(found.before)
         if found.calls or found.cut:
             content = content.strip()
         reading = Reading(content or None if found.calls or found.cut else content)
@@ -186,7 +186,8 @@ class Form:
             reading.warnings.append(_warning("tool_call_cut", message))
         return reading
 
-    def _without_specials(self, text: str) -> str:
+    def without_specials(self, text: str) -> str:
+        """Takes out of a text the special tokens that mean nothing to who reads the answer."""
         if self.shows_marks:
             for token in self.dialect.hidden:
                 text = text.replace(token, "")

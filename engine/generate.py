@@ -2,42 +2,38 @@
 
 One `step()` does a bounded piece of each kind of work, so that rows go on decoding while prompts
 are prefilled: at most one chunk of the next trunk, the admission of one cohort, one decode step.
-The way of a row: `add` renders it → the schedule gives it a place → `_admit` hands it to the batch
-with its trunk's cache → `_decode` collects its tokens → `_finish` makes its task's outcome.
+The way of a row: `add` renders it → the schedule gives it a place → `_admit` hands it to those that
+run, with its trunk → `decode` collects its tokens → `_finish` makes its task's outcome.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
-
-from mlx_lm.generate_utils import BatchCounters
 
 from mlx_rq.engine.answer import answer
-from mlx_rq.engine.batch import RowGenerator
 from mlx_rq.engine.form import Forms
-from mlx_rq.engine.memory import KVBudget
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Outcome, Task, Totals
+from mlx_rq.engine.protocol import Outcome, Partial, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
+from mlx_rq.engine.running import Running
 from mlx_rq.engine.schedule import Schedule
 from mlx_rq.engine.scoring import Scoring
-from mlx_rq.engine.solo import SoloGenerator, can_batch
+from mlx_rq.engine.solo import can_batch
 from mlx_rq.engine.spelling import Spelling
-from mlx_rq.engine.trunks import Trunk, Trunks, key_of
+from mlx_rq.engine.standing import partials
 from mlx_rq.jobs.as_chat import restated
 from mlx_rq.jobs.errors import RequestError, error_object
 
 logger = logging.getLogger("mlx_rq.engine")
 
 _ADMIT_SHARE = 4
-"""Rows are admitted once this part of the batch (1/4) is free: each admission copies all KV."""
+"""Rows are admitted once this part of the batch (1/4) is free: each admission copies KV."""
 
 
 class MLXEngine:
@@ -51,11 +47,12 @@ class MLXEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        self._batches = can_batch(model.model)
-        if not self._batches:
+        batches = can_batch(model.model)
+        if not batches:
             logger.warning("%s cannot be batched: one row at a time", model.model_id)
             options = replace(options, rows=1)
         self._options = options
+        self._rows_allowed = options.rows
         self._clock = clock
         self._tasks: dict[str, Task] = {}
         self._rows: dict[str, list[Row]] = {}  # of every task that has not ended
@@ -63,26 +60,14 @@ class MLXEngine:
         self._spelling = Spelling(model.tokenizer)
         self._scoring = Scoring()
         self._compiling: list[Row] = []  # rows whose grammars are not compiled yet
-        self._running: dict[int, Row] = {}  # by the generator's uid
         self._alone: deque[Row] = deque()  # rows that are generated one at a time after an error
         self._schedule = Schedule(
             cohort_rows=options.rows,
             min_trunk_tokens=options.min_trunk_tokens,
             max_wait=options.max_wait,
         )
-        self._memory = KVBudget(model.model, options.kv_bytes, options.reserve)
-        self._trunks = Trunks(model.model, chunk=options.chunk, clock=clock)
-        self._counters = BatchCounters()  # they outlive a generator that an error ended
-        self._generator = self._new_generator()
         self._totals = Totals()
-
-    def _new_generator(self) -> RowGenerator | SoloGenerator:
-        model, options = self._model.model, self._options
-        if self._batches:
-            return RowGenerator(
-                model, rows=options.rows, prefill_step=options.chunk, counters=self._counters
-            )
-        return SoloGenerator(model, prefill_step=options.chunk, counters=self._counters)
+        self._running = Running(model.model, options, self._totals, batches=batches, clock=clock)
 
     @property
     def model_id(self) -> str:
@@ -94,8 +79,27 @@ class MLXEngine:
         return f"{model.model_id}_{model.fingerprint}_{'_'.join(versions)}"
 
     @property
+    def trunk_sharing(self) -> str:
+        return str(self._running.sharing)
+
+    @property
     def capacity(self) -> int:
-        return self._options.rows
+        return self._rows_allowed
+
+    def throttle(self, share: float) -> None:
+        """Uses only a part (0 to 1) of the rows and the memory that there are, from now on."""
+        self._rows_allowed = max(1, int(share * self._options.rows))
+        self._running.memory.share = share
+
+    @property
+    def aboard(self) -> set[str]:
+        """Ids of the tasks that the next step computes for: those at fault, should it abort."""
+        rows = [*self._running, *islice(self._alone, 1)]
+        if (scored := self._scoring.head) is not None:
+            rows.append(scored)
+        if not self._alone and (cohort := self._schedule.head(self._clock())) is not None:
+            rows += islice(cohort.rows, self._rows_allowed)
+        return {row.task_id for row in rows}
 
     @property
     def running(self) -> int:
@@ -108,7 +112,7 @@ class MLXEngine:
 
     @property
     def totals(self) -> Totals:
-        totals, trunks, counters = self._totals, self._trunks, self._counters
+        totals, trunks, counters = self._totals, self._running.trunks, self._running.counters
         return replace(
             totals,
             distinct_tokens=self._schedule.distinct_tokens,
@@ -124,9 +128,7 @@ class MLXEngine:
 
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token of trunks and rows once."""
-        rows = sum(len(row.tokens) - row.depth for row in self._running.values())
-        least = self._memory.cost.bytes(1, rows + self._trunks.distinct_tokens)
-        return self._trunks.nbytes + self._generator.prompt_cache_nbytes, least
+        return self._running.kv_in_use()
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Takes tasks in; returns the outcomes of those that can never be generated."""
@@ -134,9 +136,13 @@ class MLXEngine:
         for task in tasks:
             try:
                 rows = rows_of(task, self._model, self._forms, now=self._clock())
-                self._memory.check(rows)
+                self._running.memory.check(rows)
             except RequestError as error:
                 refused.append(_refusal(task, error))
+                continue
+            except Exception as error:  # a template, a tokenizer: it is this request's alone
+                logger.error("the engine raised at a request", exc_info=error)
+                refused.append(_failure(task.id, error))
                 continue
             self._tasks[task.id] = task
             self._rows[task.id] = rows
@@ -169,13 +175,7 @@ class MLXEngine:
         self._scoring.remove(gone)
         self._compiling = [row for row in self._compiling if row not in gone]
         self._alone = deque(row for row in self._alone if row not in gone)
-        self._take_out([uid for uid, row in self._running.items() if row in gone])
-
-    def _take_out(self, uids: Sequence[int]) -> list[Row]:
-        """Takes rows out of the batch."""
-        if uids:
-            self._generator.remove(uids)
-        return [self._running.pop(uid) for uid in uids]
+        self._running.take_out(gone)
 
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""
@@ -185,12 +185,23 @@ class MLXEngine:
         if not self._running and self.waiting == len(self._compiling) > 0:
             self._forms.wait()
         try:
-            self._make_room()
+            for row in self._running.make_room():
+                self._put_back(row)
             self._admit()
-            finished = self._decode()
+            finished = self._running.decode()
         except Exception as error:
             return ended + self._recover(error)
         return ended + [outcome for row in finished for outcome in self._finish(row)]
+
+    def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
+        """Tells what tasks have said so far, but for those that said nothing yet or ended."""
+        leaders = {twin: row for row in self._running for twin in row.twins}
+        said = {
+            task_id: partials(self._tasks[task_id].request, self._rows[task_id], leaders)
+            for task_id in task_ids
+            if task_id in self._rows
+        }
+        return {task_id: told for task_id, told in said.items() if told}
 
     def _score_prompts(self) -> list[Outcome]:
         """Scores a chunk of a prompt whose own logprobs are asked for."""
@@ -209,92 +220,36 @@ class MLXEngine:
 
     def _admit(self) -> None:
         """Builds a chunk of the next cohort's trunk; hands its rows over once there is room."""
-        generator = self._generator
-        if generator.prefilling:
+        if not self._running.takes_rows:
             return
         if self._alone:
             if not self._running:
-                self._insert([self._alone.popleft()], None)
+                self._running.add([self._alone.popleft()], None)
             return
         cohort = self._schedule.head(self._clock())
         if cohort is None:
             return
         trunk = None
         for key in cohort.trunks:  # ahead of the room, so that rows need not wait for it then
-            trunk = self._trunks.build(key)
+            trunk = self._running.trunks.build(key)
             if trunk is None:
                 return  # not whole yet
-        free = self._options.rows - len(self._running)
-        enough = min(len(cohort.rows), max(1, self._options.rows // _ADMIT_SHARE))
+        free = self._rows_allowed - len(self._running)
+        enough = min(len(cohort.rows), max(1, self._rows_allowed // _ADMIT_SHARE))
         if self._running and free < enough:
             return
         # Only now: memory is made for rows that can come in, and nothing is looked up in vain.
         candidates = list(islice(cohort.rows, free))
-        running, keep = self._running.values(), self._schedule.prefixes
-        room = self._memory.fitting(running, candidates, self._trunks, keep)
+        room, shared = self._running.room_for(candidates, trunk, self._schedule.prefixes)
         if room >= enough or not self._running:
             rows = self._schedule.take(max(1, room))
-            self._insert(rows, self._held_for(rows) if trunk is None else trunk)
+            if trunk is None:
+                trunk, shared = self._running.held_for(rows)
+            self._running.add(rows, trunk, shared)
 
-    def _held_for(self, rows: Sequence[Row]) -> Trunk | None:
-        """A trunk of an earlier window that a lone row begins with."""
-        if len(rows) != 1:
-            return None
-        tokens = rows[0].tokens
-        return self._trunks.deepest(key_of(tokens), at_most=len(tokens) - 1)
-
-    def _make_room(self) -> None:
-        """Puts rows back where those that run have outgrown the memory; the newest goes first."""
-        while self._memory.outgrown(self._running.values(), self._trunks):
-            (row,) = self._take_out([max(self._running)])
-            row.sampler.rewind(row.text.tokens)
-            self._schedule.add([row])
-            self._totals.rows_put_back += 1
-
-    def _insert(self, rows: Sequence[Row], trunk: Trunk | None) -> None:
-        depth = 0 if trunk is None else trunk.depth
-        suffixes = [row.tokens[depth:] for row in rows]
-        if trunk is not None:
-            # The first to use a new trunk is the one that it was computed for.
-            computed_for_first = trunk.computed if trunk.uses == 0 else 0
-            self._trunks.use(trunk, len(rows))
-            for row in rows:
-                row.depth = depth
-                row.cached_tokens = min(depth, len(row.prompt))
-            rows[0].cached_tokens = max(0, rows[0].cached_tokens - computed_for_first)
-        uids = self._generator.insert_rows(
-            suffixes,
-            samplers=[row.sampler for row in rows],
-            max_tokens=[row.remaining for row in rows],
-            end_tokens=[row.end_tokens for row in rows],
-            caches=[None if trunk is None else trunk.caches for _ in rows],
-        )
-        self._running.update(zip(uids, rows, strict=True))
-        self._totals.prompt_tokens += sum(
-            len(one.prompt) for row in rows for one in (row, *row.twins)
-        )
-        self._totals.prefilled_tokens += sum(map(len, suffixes))
-        self._totals.positions_computed += len(rows) * max(map(len, suffixes))
-
-    def _decode(self) -> list[Row]:
-        """Does one decode step and returns the rows that ended by it."""
-        _, responses = self._generator.next()
-        finished: list[int] = []
-        stopped: list[int] = []
-        for response in responses:
-            row = self._running[response.uid]
-            self._totals.decoded_tokens += 1
-            row.finish_reason = response.finish_reason
-            measured: Any = response.logprobs  # ours: TokenLogprobs, or None
-            # A stop token is not part of the text; the last token of a spent budget is.
-            if response.finish_reason != "stop" and row.add(response.token, measured):
-                row.finish_reason = "stop"
-                if response.finish_reason is None:
-                    stopped.append(response.uid)
-                    continue
-            if row.finish_reason is not None:
-                finished.append(response.uid)
-        return [self._running.pop(uid) for uid in finished] + self._take_out(stopped)
+    def _put_back(self, row: Row) -> None:
+        """Has a row wait again; its twins, too, since they ask from the prompt on, it no more."""
+        self._schedule.add(one for one in (row, *row.twins) if one.task_id in self._rows)
 
     def _finish(self, row: Row) -> list[Outcome]:
         """Gives the outcomes of the tasks that this row, and its twins, complete."""
@@ -311,10 +266,9 @@ class MLXEngine:
             return []
         del self._rows[task_id]
         self._scoring.remove(rows)
-        request = self._tasks.pop(task_id).request
+        task = self._tasks.pop(task_id)
         response = answer(
-            task_id,
-            request,
+            task,
             rows,
             self._spelling,
             model_id=self.model_id,
@@ -327,14 +281,14 @@ class MLXEngine:
 
         A task that was alone when it raised is the one at fault, and fails.
         """
-        suspects = list(self._running.values())
+        suspects = list(self._running)
         if not suspects and (cohort := self._schedule.head(self._clock())):
             suspects = list(cohort.rows)
+        if not suspects:
+            raise error  # nothing can be left out: the worker starts afresh
         aboard = list(dict.fromkeys(row.task_id for row in suspects))
         logger.error("the engine raised with %d tasks aboard", len(aboard), exc_info=error)
-        self._running.clear()
-        self._generator = self._new_generator()
-        self._trunks.abandon()
+        self._running.give_up()
         outcomes = []
         tasks = [task for task_id in aboard if (task := self._tasks.get(task_id))]
         for task in tasks:

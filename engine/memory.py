@@ -1,7 +1,7 @@
 """How much memory KV takes, and how much of it there is."""
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.rows import Row
-from mlx_rq.engine.trunks import Key, Trunks
+from mlx_rq.engine.shared_trunk import can_share
+from mlx_rq.engine.trunks import Key, Trunk, Trunks
 from mlx_rq.jobs.errors import RequestError
 
 _SHARE = 0.8
@@ -27,26 +28,31 @@ class KVCost:
 
     per_token: int
     per_row: int
+    shareable: int = 0
+    """The part of `per_token` that a row does not hold itself for tokens of a shared trunk."""
 
-    def bytes(self, rows: int, tokens: int) -> int:
-        """The cost of rows that are padded to `tokens` tokens each."""
-        return rows * (self.per_row + tokens * self.per_token)
+    def bytes(self, rows: int, tokens: int, own: int | None = None) -> int:
+        """The cost of rows of `tokens` tokens, padding included; `own` are not a shared trunk's."""
+        shared = 0 if own is None else tokens - own
+        return rows * (self.per_row + tokens * self.per_token - shared * self.shareable)
 
 
 def measure_kv(model: Module) -> KVCost:
     """Measures a model's KV by computing one token with it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    per_token = per_row = 0
+    per_token = per_row = shareable = 0
     for cache in _leaves(caches):
         keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
         if isinstance(keys, mx.array) and isinstance(values, mx.array):
             # A cache allocates many slots at once. A rotating one stops growing at its window; its
             # rows are taken for longer than they are, which errs on the safe side.
-            per_token += (keys.nbytes + values.nbytes) // keys.shape[2]
+            size = (keys.nbytes + values.nbytes) // keys.shape[2]
+            per_token += size
+            shareable += size if can_share(cache) and cache in caches else 0
         else:
             per_row += cache.nbytes
-    return KVCost(per_token, per_row)
+    return KVCost(per_token, per_row, shareable)
 
 
 def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
@@ -81,6 +87,8 @@ class KVBudget:
     def __init__(self, model: Module, nbytes: int | None, reserve: int) -> None:
         self.cost = measure_kv(model)
         self.nbytes = nbytes or default_kv_bytes(model)
+        self.share = 1.0
+        """The part of the bytes that is used, by rows that could also wait."""
         self._reserve = reserve
 
     def check(self, rows: Iterable[Row]) -> None:
@@ -95,24 +103,37 @@ class KVBudget:
                 )
 
     def fitting(
-        self, running: Iterable[Row], more: Iterable[Row], trunks: Trunks, keep: frozenset[Key]
+        self,
+        running: Collection[Row],
+        more: Iterable[Row],
+        trunks: Trunks,
+        keep: frozenset[Key],
+        shared: Trunk | None = None,
     ) -> int:
         """Counts the rows for which there is memory beside those that run.
 
-        Trunks are evicted for them, except those to `keep`.
+        They are to refer to the trunk `shared`, one of those to `keep`; of the other trunks, those
+        that no row refers to are evicted for them.
         """
-        reserved = [self._reserved(row) for row in running]
+        sizes = [(self._reserved(row), row.shared_tokens) for row in running]
+        shared_tokens = 0 if shared is None else shared.depth
         count = 0
         for row in more:
-            reserved.append(self._reserved(row))
-            needed = self.cost.bytes(len(reserved), max(reserved))
-            if not trunks.shrink(self.nbytes - needed, keep=keep):
+            sizes.append((self._reserved(row), shared_tokens))
+            room = int(self.share * self.nbytes) - self._needed(sizes)
+            if not trunks.shrink(room, keep=keep, in_use=referred_to(running)):
                 break
             count += 1
         return count
 
     def _reserved(self, row: Row) -> int:
         return len(row.tokens) + min(row.remaining, self._reserve)
+
+    def _needed(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Bytes of rows, each given as its tokens, and those of them that are a shared trunk's."""
+        longest = max(tokens for tokens, _ in sizes)
+        own = max(tokens - shared for tokens, shared in sizes)
+        return self.cost.bytes(len(sizes), longest, own)
 
     def outgrown(self, running: Collection[Row], trunks: Trunks) -> bool:
         """Tells whether rows that run have to make room, though every trunk were evicted.
@@ -121,6 +142,11 @@ class KVBudget:
         """
         if len(running) <= 1:
             return False
-        longest = max(len(row.prompt) + len(row.text.tokens) for row in running)
-        needed = self.cost.bytes(len(running), longest + 1)
-        return not trunks.shrink(self.nbytes - needed, keep=frozenset())
+        sizes = [(len(row.prompt) + len(row.text.tokens) + 1, row.shared_tokens) for row in running]
+        room = int(self.share * self.nbytes) - self._needed(sizes)
+        return not trunks.shrink(room, keep=frozenset(), in_use=referred_to(running))
+
+
+def referred_to(rows: Iterable[Row]) -> list[Trunk]:
+    """Gives the trunks whose KV rows refer to, one for each row that does."""
+    return [row.shared for row in rows if row.shared is not None]

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+SHARE_FROM = 1024
+"""Tokens, times rows, whose copies a step reads in the time that a shared part costs it.
+
+Measured for SmolLM2 in float32 on a CPU: 256 tokens for two rows break even, 256 for four gain 3 %.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -12,7 +18,9 @@ class EngineOptions:
     waited `max_wait` seconds goes before others of its priority. A prefix is kept as a trunk from
     `min_trunk_tokens` on. A row is admitted where there is memory for its prompt and `reserve`
     tokens: most answers are shorter than they may be, and where many are not, rows are put back.
-    With `close_json`, a structured text is steered to its end when its budget runs out.
+    With `close_json`, a structured text is steered to its end when its budget runs out. With
+    `share_trunks`, rows refer to a trunk instead of copying it, where the model allows it and the
+    product of rows and tokens is at least `share_from`.
     """
 
     rows: int = 16
@@ -22,3 +30,5 @@ class EngineOptions:
     min_trunk_tokens: int = 16
     reserve: int = 1024
     close_json: bool = False
+    share_trunks: bool = True
+    share_from: int = SHARE_FROM

@@ -13,6 +13,7 @@ from mlx_rq.engine.protocol import Task
 from mlx_rq.engine.sampling import RowSampler, SamplingParams
 from mlx_rq.engine.text import RowText
 from mlx_rq.engine.truncation import fitted
+from mlx_rq.engine.trunks import Trunk
 from mlx_rq.jobs.as_chat import generated
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import ChatRequest, CompletionRequest, Request
@@ -36,6 +37,8 @@ class Row:
     cached_tokens: int = 0
     depth: int = 0
     """Tokens of the trunk that it stands on."""
+    shared: Trunk | None = None
+    """The trunk whose KV it refers to; what it holds none of itself."""
     finish_reason: str | None = None
     score: PromptScore | None = None
     """The logprobs of the prompt itself, where they are to be echoed; its choices share it."""
@@ -92,6 +95,11 @@ class Row:
     def done(self) -> bool:
         """Whether there is nothing more to compute for it."""
         return self.finish_reason is not None and (self.score is None or self.score.done)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens whose KV it refers to."""
+        return 0 if self.shared is None else self.shared.depth
 
     @property
     def remaining(self) -> int:

@@ -19,31 +19,28 @@ from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.logprobs import measure, read
+from mlx_rq.engine.probe import disagreement, probe_tokens
 from mlx_rq.engine.sampling import RowSampler, constrain, sample
-
-_TOLERANCE = 0.2
-"""How far logits may differ in a batch, as a part of their spread: bfloat16 alone makes 0.04."""
+from mlx_rq.engine.shared_trunk import Caches
 
 
 def can_batch(model: Module) -> bool:
     """Tells whether rows of different lengths give the same logits together as each alone."""
-    prompts, last = ([1, 2, 3, 4, 5], [3, 1, 2]), [2, 1]
     try:
+        some = probe_tokens(model)
+        prompts, last = (some(1, 5), some(1, 3)), some(2, 1)
         caches = [_prefilled(model, prompt) for prompt in prompts]
         merged = [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
-        together = model(mx.array(last)[:, None], cache=merged)[:, -1]
-        alone = mx.concatenate(
-            [model(mx.array([[t]]), cache=c)[:, -1] for t, c in zip(last, caches, strict=True)]
-        )
-        difference = mx.abs(together - alone).max().astype(mx.float32)
-        return bool(difference < _TOLERANCE * mx.std(alone.astype(mx.float32)))
+        together = model(last, cache=merged)
+        alone = [model(last[row : row + 1], cache=each) for row, each in enumerate(caches)]
+        return disagreement(together, mx.concatenate(alone)) < 1
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return False
 
 
-def _prefilled(model: Module, prompt: Sequence[int]) -> list[Any]:
+def _prefilled(model: Module, prompt: mx.array) -> list[Any]:
     caches: list[Any] = make_prompt_cache(model)
-    model(mx.array([list(prompt)]), cache=caches)
+    model(prompt, cache=caches)
     mx.eval([cache.state for cache in caches])
     return caches
 
@@ -75,14 +72,14 @@ class SoloGenerator:
         samplers: Sequence[RowSampler],
         max_tokens: Sequence[int],
         end_tokens: Sequence[frozenset[int]],
-        caches: Sequence[list[Any] | None],
+        caches: Caches | None,
     ) -> list[int]:
         """Adds rows; returns their uids. See RowGenerator."""
         uids = []
-        for prompt, sampler, left, ends, cache in zip(
-            prompts, samplers, max_tokens, end_tokens, caches, strict=True
+        for prompt, sampler, left, ends in zip(
+            prompts, samplers, max_tokens, end_tokens, strict=True
         ):
-            own = make_prompt_cache(self._model) if cache is None else copy.deepcopy(cache)
+            own = make_prompt_cache(self._model) if caches is None else copy.deepcopy(caches)
             self._rows.append(_SoloRow(self._uids, list(prompt), sampler, left, ends, own))
             uids.append(self._uids)
             self._uids += 1

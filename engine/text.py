@@ -15,8 +15,25 @@ _CONTEXT_TOKENS = 4
 """Prompt tokens that are decoded before a continuation, for the sake of its leading space."""
 
 
+def held_back(text: str, marks: Sequence[str]) -> str:
+    """Cuts a text before what may be the beginning of one of the marks."""
+    longest = max((_overlap(text, mark) for mark in marks), default=0)
+    return text[:-longest] if longest else text
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Counts how many characters of the mark's beginning, not all, the text ends with."""
+    tail = text[-(len(mark) - 1) :] if len(mark) > 1 else ""
+    at = tail.find(mark[:1])
+    while at >= 0:
+        if mark.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(mark[:1], at + 1)
+    return 0
+
+
 class RowText:
-    """The text of one row, token by token where it has stop strings, else once at the end.
+    """The text of one row, token by token where it has stop strings, else when it is asked for.
 
     `prompt` is given for continuations of plain text: SentencePiece decoders drop the leading space
     of what they take for the beginning of a text. With `marks`, special tokens stay in the text,
@@ -76,6 +93,12 @@ class RowText:
             self._search(self._text)
         return self._text[: self._stopped_at]
 
+    def standing(self) -> str:
+        """Gives the text so far, without what may change: half a character, the start of a stop."""
+        if self._stopped_at is not None:
+            return self._text[: self._stopped_at]
+        return held_back(self._extend_text(), self._stops)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Gives the text of tokens by themselves."""
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=not self._marks)
@@ -104,8 +127,10 @@ class RowText:
             return self._text
         if text.endswith(_INCOMPLETE):
             return self._text + text[len(known) :].rstrip(_INCOMPLETE)
-        self._text += text[len(known) :]
-        self._window, self._done = self._done, len(self._tokens)
+        if len(text) > len(known):  # else the window would begin with tokens that show nothing
+            self._text += text[len(known) :]
+            self._window = self._done
+        self._done = len(self._tokens)
         return self._text
 
     def _search(self, text: str) -> None:

@@ -4,18 +4,22 @@ A trunk is built in chunks, so that rows go on decoding meanwhile, and on a copy
 trunk that it begins with, so that nothing is computed twice. A trunk ends exactly where its rows
 branch off; it is never trimmed, because rotating and state-space caches cannot be. What is built
 stays for later windows until the byte budget needs its place.
+
+Where the model lets rows refer to a trunk (see `shared_trunk`), a longer trunk refers to the one
+below it, too, and takes memory only for what it adds.
 """
 
-import copy
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from mlx_rq.engine.shared_trunk import Caches, built_on, frozen, standing, worth
 
 _TOKEN_BYTES = array("I").itemsize
 _FORGETTING_SECONDS = 3600.0
@@ -35,9 +39,12 @@ class Trunk:
     """The frozen cache of a prefix, one entry a layer. Read it, copy it, never write to it."""
 
     key: Key
-    caches: list[Any]
+    caches: Caches
     nbytes: int
+    """Bytes of its own: those of `below` are not in it."""
     last_used: float
+    below: "Trunk | None" = None
+    """The trunk whose KV it refers to; it outlives this one."""
     uses: int = 0
     computed: int = 0
     """Tokens that were prefilled for it: its depth, less what a shorter trunk had of it."""
@@ -46,10 +53,24 @@ class Trunk:
     def depth(self) -> int:
         return len(self.key) // _TOKEN_BYTES
 
+    @property
+    def chain(self) -> "tuple[Trunk, ...]":
+        """The trunks whose KV makes up this one's, the shortest first, itself the last."""
+        return (*(self.below.chain if self.below else ()), self)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV it holds itself."""
+        return self.depth - (self.below.depth if self.below else 0)
+
+    def caches_for(self, shared: "Trunk | None") -> Caches:
+        """Gives the caches of rows on it that refer to the KV of `shared` and copy the rest."""
+        return standing(self.caches, 0 if shared is None else len(shared.chain))
+
     def value(self, now: float) -> float:
         """Says what it is worth to keep: tokens saved for each byte, less as time goes by."""
         age = (now - self.last_used) / _FORGETTING_SECONDS
-        return (1 + self.uses) * self.depth / max(1, self.nbytes) / (1 + age)
+        return (1 + self.uses) * self.length / max(1, self.nbytes) / (1 + age)
 
 
 class Trunks:
@@ -60,10 +81,13 @@ class Trunks:
         model: Module,
         *,
         chunk: int,
+        share_from: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """With `share_from`, rows refer to trunks from so many tokens times rows on; else copy."""
         self._model = model
         self._chunk = chunk
+        self._share_from = share_from
         self._clock = clock
         self._held: dict[Key, Trunk] = {}
         self._building: Trunk | None = None
@@ -74,6 +98,11 @@ class Trunks:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def shared(self) -> bool:
+        """Whether rows may refer to trunks."""
+        return self._share_from is not None
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +126,20 @@ class Trunks:
         """Notes that rows are generated from a trunk."""
         trunk.uses += rows
         trunk.last_used = self._clock()
+
+    def worth_referring(
+        self, trunk: Trunk | None, rows: int, in_use: Iterable[Trunk]
+    ) -> Trunk | None:
+        """Says to how much of a trunk so many new rows had better refer; None: they copy it all.
+
+        `in_use` are the trunks that running rows refer to, one for each row.
+        """
+        if trunk is None or self._share_from is None:
+            return None
+        users = Counter(below for used in in_use for below in used.chain)
+        chain = [(one.length, rows + users[one]) for one in trunk.chain]
+        levels = worth(chain, self._share_from)
+        return trunk.chain[levels - 1] if levels else None
 
     def build(self, key: Key) -> Trunk | None:
         """Does one chunk's work on a trunk; returns it once it is whole, at once where it is held.
@@ -122,8 +165,7 @@ class Trunks:
         if trunk.key != key:
             return None
         self._building = None
-        _drop_spare_slots(trunk.caches)
-        trunk.nbytes = sum(cache.nbytes for cache in trunk.caches)
+        self._freeze(trunk)
         trunk.last_used = self._clock()
         self._held[key] = trunk
         return trunk
@@ -134,36 +176,46 @@ class Trunks:
 
     def _begin(self, key: Key) -> Trunk:
         parent = self.deepest(key, at_most=len(key) // _TOKEN_BYTES - 1)
-        # A deep copy is lazy: memory is taken where the child writes. A shallow one would let the
-        # child write into its parent.
-        caches = make_prompt_cache(self._model) if parent is None else copy.deepcopy(parent.caches)
-        if parent is not None:
-            self.use(parent, 1)
-        return Trunk(b"" if parent is None else parent.key, caches, 0, self._clock())
+        if parent is None:
+            return Trunk(b"", make_prompt_cache(self._model), 0, self._clock())
+        self.use(parent, 1)
+        below = parent if self.shared else None
+        return Trunk(parent.key, built_on(parent.caches), 0, self._clock(), below)
 
-    def shrink(self, nbytes: int, *, keep: frozenset[Key]) -> bool:
+    def _freeze(self, trunk: Trunk) -> None:
+        """Gives back the slots that a growing cache allocates ahead: a trunk never grows again."""
+        if self.shared:
+            below = None if trunk.below is None else trunk.below.caches
+            trunk.caches, trunk.nbytes = frozen(trunk.caches, below)
+            return
+        for cache in trunk.caches:
+            if type(cache) is KVCache:
+                keys, values = cache.keys_and_values()
+                cache.keys, cache.values = mx.contiguous(keys), mx.contiguous(values)
+        mx.eval([cache.state for cache in trunk.caches])
+        trunk.nbytes = sum(cache.nbytes for cache in trunk.caches)
+
+    def shrink(self, nbytes: int, *, keep: frozenset[Key], in_use: Iterable[Trunk] = ()) -> bool:
         """Evicts the least valuable trunks until all take at most `nbytes`; says whether they do.
 
-        Those that rows wait for (`keep`) stay, and nothing is evicted where that cannot be enough.
+        Those that rows wait for (`keep`) or refer to (`in_use`) stay, and those below them; nothing
+        is evicted where that cannot be enough.
         """
-        loose = [trunk for key, trunk in self._held.items() if key not in keep]
+        used = [*in_use, *(trunk for key, trunk in self._held.items() if key in keep)]
+        if self._building and self._building.below:
+            used.append(self._building.below)
+        fixed = {trunk for one in used for trunk in one.chain}
+        loose = [trunk for trunk in self._held.values() if trunk not in fixed]
         excess = self.nbytes - nbytes
         if excess > sum(trunk.nbytes for trunk in loose):
             return False
         now = self._clock()
-        for trunk in sorted(loose, key=lambda trunk: trunk.value(now)):
-            if excess <= 0:
-                break
-            del self._held[trunk.key]
-            excess -= trunk.nbytes
+        while excess > 0:
+            referred_to = {trunk.below for trunk in loose}
+            tops = [trunk for trunk in loose if trunk not in referred_to]
+            least = min(tops, key=lambda trunk: trunk.value(now))
+            loose.remove(least)
+            del self._held[least.key]
+            excess -= least.nbytes
             self.evicted += 1
         return True
-
-
-def _drop_spare_slots(caches: Sequence[Any]) -> None:
-    """Gives back the slots that a growing cache allocates ahead: a trunk never grows again."""
-    for cache in caches:
-        if type(cache) is KVCache:
-            keys, values = cache.keys_and_values()
-            cache.keys, cache.values = mx.contiguous(keys), mx.contiguous(values)
-    mx.eval([cache.state for cache in caches])

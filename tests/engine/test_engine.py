@@ -138,6 +138,20 @@ def test_a_cancelled_task_is_generated_for_its_twins() -> None:
     assert texts(finish(engine, 1)["b"]) == [greedy_text(model, body)]
 
 
+def test_a_row_put_back_takes_its_twins_back_with_it() -> None:
+    model = tiny_model("llama")
+    bodies = [completion([i, 7, i], max_tokens=40) for i in range(3)]
+    twins = [bodies[0]] * 2 + [bodies[1]] * 2 + [bodies[2]] * 2
+
+    put_back = 0
+    for kv_tokens in (45, 55, 65):
+        results, engine = run(model, twins, kv_bytes=768 * kv_tokens, reserve=1)
+
+        put_back += engine.totals.rows_put_back
+        assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in twins]
+    assert put_back > 0
+
+
 def order_of_ending(engine: MLXEngine, wanted: int) -> list[str]:
     ended: list[str] = []
     while len(ended) < wanted:

@@ -59,13 +59,15 @@ def test_every_family_answers_as_alone(family: str) -> None:
     rows=st.integers(1, 6),
     min_trunk_tokens=st.integers(1, 40),
     windows=st.integers(1, 3),
+    share_from=st.sampled_from([1, 100, 10**9]),
 )
 def test_any_tree_batch_and_windows(
-    seed: int, jobs: int, rows: int, min_trunk_tokens: int, windows: int
+    seed: int, jobs: int, rows: int, min_trunk_tokens: int, windows: int, share_from: int
 ) -> None:
     model = tiny_model("llama")
     bodies = branching(seed, jobs)
-    _, engine = run(model, [], rows=rows, min_trunk_tokens=min_trunk_tokens)
+    shape = {"rows": rows, "min_trunk_tokens": min_trunk_tokens, "share_from": share_from}
+    _, engine = run(model, [], **shape)
 
     results: dict[str, Any] = {}
     for window in range(windows):
@@ -84,7 +86,8 @@ def test_rows_that_outgrow_the_memory_are_put_back_and_go_on(family: str) -> Non
     bodies = [{**body, "max_tokens": 60} for body in branching(seed=2, jobs=10)]
     _, engine = run(model, [])
     longest = max(len(body["prompt"]) for body in bodies) + 60
-    kv_bytes = engine._memory.cost.bytes(1, longest + 30)  # never four rows at their longest
+    cost = engine._running.memory.cost
+    kv_bytes = cost.bytes(1, longest + 30)  # never four rows at their longest
 
     results, engine = run(model, bodies, kv_bytes=kv_bytes, reserve=1)
 

@@ -75,6 +75,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "full_attention_interval": 3,
     },
     "qwen3_moe": MIXTURE,
+    # Attention sinks, beside layers with windows.
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    # The last layer attends to the keys and values of the first, and does not say in which cache.
+    "gemma4_text": {
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 16,
+        "num_kv_shared_layers": 1,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": False,
+    },
     # Multi-head latent attention.
     "deepseek_v3": {
         "num_key_value_heads": 4,

@@ -1,0 +1,208 @@
+"""What it saves to hold a trunk once for all its rows, beside copies of it in each row.
+
+    LD_PRELOAD=…/libopenblas.so.0 python bench/shared_trunk.py [--trunks 256 1024 …]
+        [--rows 4 16 …] [--waves 2] [--repeats 2] [--dtype float32] [--json] [--plot FILE]
+
+Both ways run in turn, so many `repeats`, by the same engine over the same jobs: `rows` of them at
+once, so many `waves` of them, of different lengths, so that rows come and go. The quickest run of
+each counts, as somebody else may use the machine too. Ratios tell; absolute figures depend on it.
+`gate` says whether the engine would share by itself (it is made to here). Memory and KV are the
+most that was held beside the weights. Copies of 4,096 tokens for 32 rows of SmolLM2 in float32 take
+up to 15 GB: choose what fits.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import mlx.core as mx
+
+from mlx_rq.engine.generate import MLXEngine
+from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.options import EngineOptions
+from mlx_rq.engine.protocol import Task
+from mlx_rq.engine.pull import pull
+from mlx_rq.engine.shared_trunk import worth
+from mlx_rq.jobs.requests import CompletionRequest
+
+QUESTION = 12
+"""Tokens of each job's own."""
+
+ANSWERS = (20, 28, 36)
+"""Tokens of the answers, in turn."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one way took."""
+
+    peak_bytes: int
+    kv_bytes: int
+    decode_tokens_per_second: float
+    wall_seconds: float
+    texts: list[str]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One trunk, so many rows: what copies take of what sharing takes, how much slower they are."""
+
+    trunk: int
+    rows: int
+    gate: bool
+    peak_ratio: float
+    kv_ratio: float
+    decode_ratio: float
+    wall_ratio: float
+    same_texts: float
+    copied_peak_mb: float
+    shared_peak_mb: float
+    copied_decode: float
+    shared_decode: float
+
+
+def jobs_of(model: LoadedModel, trunk: int, count: int) -> list[Task]:
+    """Completions that have the first `trunk` tokens in common."""
+    dice = random.Random(trunk)
+
+    def some(tokens: int) -> list[int]:
+        return [dice.randrange(1000, 20_000) for _ in range(tokens)]
+
+    shared = some(trunk)
+    return [
+        Task(
+            str(number),
+            CompletionRequest(
+                prompt=[*shared, number + 1000, *some(QUESTION - 1)],
+                max_tokens=ANSWERS[number % len(ANSWERS)],
+                ignore_eos=True,
+                temperature=0,
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+def run(model: LoadedModel, trunk: int, rows: int, waves: int, *, share: bool) -> Run:
+    """Generates all jobs with a new engine."""
+    options = EngineOptions(rows=rows, share_trunks=share, share_from=0, kv_bytes=2**40)
+    engine = MLXEngine(model, options)
+    if share and "held once" not in engine.trunk_sharing:
+        sys.exit(f"trunks are {engine.trunk_sharing}")
+    tasks = jobs_of(model, trunk, rows * waves)
+    mx.clear_cache()
+    before, kv_bytes, texts = mx.get_active_memory(), 0, dict[str, str]()
+    mx.reset_peak_memory()
+    started = time.perf_counter()
+    engine.add(tasks)
+    while len(texts) < len(tasks):
+        texts.update((one.id, one.result["choices"][0]["text"]) for one in engine.step())
+        kv_bytes = max(kv_bytes, engine.kv_in_use()[0])
+    totals = engine.totals
+    return Run(
+        peak_bytes=mx.get_peak_memory() - before,
+        kv_bytes=kv_bytes,
+        decode_tokens_per_second=totals.decoded_tokens / totals.decode_seconds,
+        wall_seconds=time.perf_counter() - started,
+        texts=[texts[task.id] for task in tasks],
+    )
+
+
+def best(runs: Sequence[Run]) -> Run:
+    """The quickest speed and time of a few runs over the same jobs, and the most memory."""
+    return Run(
+        peak_bytes=max(one.peak_bytes for one in runs),
+        kv_bytes=max(one.kv_bytes for one in runs),
+        decode_tokens_per_second=max(one.decode_tokens_per_second for one in runs),
+        wall_seconds=min(one.wall_seconds for one in runs),
+        texts=runs[0].texts,
+    )
+
+
+def measure(model: LoadedModel, trunk: int, rows: int, waves: int, repeats: int) -> Figures:
+    """Runs both ways."""
+    runs = [
+        [run(model, trunk, rows, waves, share=share) for share in (False, True)]
+        for _ in range(repeats)
+    ]
+    copied, shared = (best(ways) for ways in zip(*runs, strict=True))
+    same = sum(a == b for a, b in zip(copied.texts, shared.texts, strict=True))
+    return Figures(
+        trunk=trunk,
+        rows=rows,
+        gate=worth([(trunk, rows)], EngineOptions().share_from) == 1,
+        peak_ratio=copied.peak_bytes / shared.peak_bytes,
+        kv_ratio=copied.kv_bytes / shared.kv_bytes,
+        decode_ratio=shared.decode_tokens_per_second / copied.decode_tokens_per_second,
+        wall_ratio=copied.wall_seconds / shared.wall_seconds,
+        same_texts=same / len(copied.texts),
+        copied_peak_mb=copied.peak_bytes / 1e6,
+        shared_peak_mb=shared.peak_bytes / 1e6,
+        copied_decode=copied.decode_tokens_per_second,
+        shared_decode=shared.decode_tokens_per_second,
+    )
+
+
+HEADING = "trunk rows  gate   peak    KV  decode   wall   same  MB copied → shared   tokens/s"
+
+
+def line(one: Figures) -> str:
+    """A row of the table."""
+    return (
+        f"{one.trunk:5} {one.rows:4}  {'in' if one.gate else 'out':>4} {one.peak_ratio:6.1f}"
+        f" {one.kv_ratio:5.1f} {one.decode_ratio:7.2f} {one.wall_ratio:6.2f} {one.same_texts:6.0%}"
+        f"  {one.copied_peak_mb:8.0f} → {one.shared_peak_mb:<6.0f}"
+        f" {one.copied_decode:6.1f} → {one.shared_decode:.1f}"
+    )
+
+
+def plot(figures: Sequence[Figures], file: str) -> None:
+    """Draws how many times less memory, and how many times faster, over the trunk's length."""
+    from matplotlib import pyplot
+
+    _, (memory, speed) = pyplot.subplots(1, 2, figsize=(9, 3.5))
+    for rows in sorted({one.rows for one in figures}):
+        points = [one for one in figures if one.rows == rows]
+        lengths = [one.trunk for one in points]
+        memory.plot(lengths, [one.peak_ratio for one in points], "o-", label=f"{rows} rows")
+        speed.plot(lengths, [one.decode_ratio for one in points], "o-", label=f"{rows} rows")
+    memory.set_ylabel("peak memory, copied ÷ shared")
+    speed.set_ylabel("decode tokens/s, shared ÷ copied")
+    speed.axhline(1, color="grey", linewidth=0.8)
+    for axes in (memory, speed):
+        axes.set_xlabel("trunk, tokens")
+        axes.set_xscale("log", base=2)
+        axes.legend()
+    pyplot.tight_layout()
+    pyplot.savefig(file, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trunks", type=int, nargs="+", default=[256, 1024, 2048, 4096])
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32])
+    parser.add_argument("--waves", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "4bit"], default="float32")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", metavar="FILE")
+    arguments = parser.parse_args()
+    model = load(str(pull("smollm2", dtype=arguments.dtype)))
+    print(HEADING, file=sys.stderr)
+    figures = []
+    for trunk in arguments.trunks:
+        for rows in arguments.rows:
+            figures.append(measure(model, trunk, rows, arguments.waves, arguments.repeats))
+            print(line(figures[-1]), file=sys.stderr, flush=True)
+    if arguments.json:
+        print(json.dumps([asdict(one) for one in figures], indent=1))
+    if arguments.plot:
+        plot(figures, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""KV caches of rows that stand on a trunk: the trunk is held once, each row owns what follows it.
+
+A trunk is a chain of parts, one for each level of nesting (a system prompt, a document below it):
+a longer trunk refers to the parts of the shorter one and holds only what it adds. A row refers to
+its chain and owns a suffix; a batch keeps the suffixes of its rows as mlx-lm does, left-padded, and
+refers to each part once, however many rows stand on it. What these caches hand to a layer is
+therefore the suffix alone, and only `shared_attention` knows how to attend to the rest.
+
+Written against mlx-lm 0.32 (`mlx_lm/models/cache.py`), whose caches these stand in for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import mlx.core as mx
+from mlx_lm.models.cache import BatchKVCache, KVCache, _BaseCache
+
+BLOCK = 64
+"""Slots by which suffixes on trunks grow: they are short, and mlx-lm's 256 would outweigh them."""
+
+
+class Part:
+    """The keys and values of a run of tokens in one layer, frozen. Compared by identity.
+
+    Both have the shape (1, KV heads, tokens, head width).
+    """
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: mx.array, values: mx.array) -> None:
+        # A slice would keep all of what it was cut from.
+        self.keys, self.values = mx.contiguous(keys), mx.contiguous(values)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Gives itself: mlx-lm copies whole batches where it splits one."""
+        return self
+
+    def __len__(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+Chain = tuple[Part, ...]
+
+
+def depth(chain: Chain) -> int:
+    """Counts the tokens of a chain."""
+    return sum(map(len, chain))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A part, and the rows of the batch that stand on it (None: all, in their order)."""
+
+    part: Part
+    rows: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The parts that rows have at one level of nesting.
+
+    `places` says where a row finds its own among what the groups give one after the other (None:
+    right there); `bare`, that some rows have nothing at this level: their place is behind all
+    groups.
+    """
+
+    groups: tuple[Group, ...]
+    places: mx.array | None = None
+    bare: bool = False
+
+
+def levels_of(chains: Sequence[Chain]) -> tuple[Level, ...]:
+    """Groups rows by the parts that they share, level by level."""
+    deepest = max(map(len, chains), default=0)
+    return tuple(_level([chain[n] if n < len(chain) else None for chain in chains])
+                 for n in range(deepest))  # fmt: skip
+
+
+def _level(parts: Sequence[Part | None]) -> Level:
+    rows_on: dict[Part, list[int]] = {}
+    for row, part in enumerate(parts):
+        if part is not None:
+            rows_on.setdefault(part, []).append(row)
+    everyone = list(range(len(parts)))
+    in_order = [row for rows in rows_on.values() for row in rows]
+    if len(rows_on) == 1 and in_order == everyone:
+        (part,) = rows_on
+        return Level((Group(part, None),))
+    groups = tuple(Group(part, mx.array(rows)) for part, rows in rows_on.items())
+    if in_order == everyone:
+        return Level(groups)
+    place = {row: place for place, row in enumerate(in_order)}
+    places = [place.get(row, len(in_order)) for row in everyone]
+    return Level(groups, mx.array(places), bare=len(in_order) < len(everyone))
+
+
+class SharedKVCache(_BaseCache):
+    """One row in one layer: the chain that it stands on, and a suffix of its own."""
+
+    def __init__(self, chain: Chain = (), suffix: KVCache | None = None) -> None:
+        self.chain = chain
+        self.suffix = KVCache() if suffix is None else suffix
+        self.levels = levels_of([chain])
+
+    @property
+    def offset(self) -> int:
+        """The position of the next token."""
+        return depth(self.chain) + int(self.suffix.offset)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Appends to the suffix; gives all of the suffix."""
+        fetched: tuple[mx.array, mx.array] = self.suffix.update_and_fetch(keys, values)
+        return fetched
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """Gives the mask over the suffix; raises ValueError for a window: it would cut trunks."""
+        _refuse_window(window_size)
+        mask: mx.array | str | None = self.suffix.make_mask(
+            N, return_array=return_array, window_size=None
+        )
+        return mask
+
+    @property
+    def state(self) -> Any:
+        """The suffix's arrays, for those who wait until they are computed."""
+        return self.suffix.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.suffix.state = state
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the suffix: who built the trunk counts its parts."""
+        return int(self.suffix.nbytes)
+
+    def size(self) -> int:
+        return self.offset
+
+    def empty(self) -> bool:
+        return self.offset == 0
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forgets up to `n` tokens of the suffix, never of the trunk; says how many."""
+        return int(self.suffix.trim(n))
+
+    @classmethod
+    def merge(cls, caches: Sequence["SharedKVCache"]) -> "BatchSharedKVCache":
+        return BatchSharedKVCache.of(caches)
+
+
+class BatchSharedKVCache(BatchKVCache):
+    """The rows of a batch in one layer: their suffixes, left-padded, and each part once.
+
+    `offset` is the position of each row's next token, its trunk counted in (rotary embeddings need
+    it); masks and slots are those of the suffixes.
+    """
+
+    def __init__(self, chains: Sequence[Chain], left_padding: Sequence[int]) -> None:
+        super().__init__(list(left_padding))
+        self._stand_on(list(chains))
+        self.offset = self.offset + mx.array([depth(chain) for chain in chains])
+
+    @classmethod
+    def of(cls, caches: Sequence[SharedKVCache]) -> Self:
+        """Puts rows together."""
+        suffixes = BatchKVCache.merge([cache.suffix for cache in caches])
+        batch = cls([cache.chain for cache in caches], suffixes.left_padding.tolist())
+        batch.keys, batch.values, batch._idx = suffixes.keys, suffixes.values, suffixes._idx
+        batch.offset = batch.offset + suffixes._idx
+        return batch
+
+    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
+        """Gives the mask over the suffixes; raises ValueError for a window."""
+        _refuse_window(kwargs.get("window_size"))
+        mask: mx.array = super().make_mask(N, return_array=return_array)
+        return mask
+
+    def trim(self, n: int) -> int:
+        """Forgets up to `n` tokens of every row, as many as the shortest suffix has; says how many.
+
+        Trunks are not trimmed: others stand on them.
+        """
+        forgotten = min(n, self._idx - max(self._padding()))
+        self._idx -= forgotten
+        self.offset = self.offset - forgotten
+        return forgotten
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keeps these rows, and no slot that none of them uses."""
+        rows, padding = mx.array(list(batch_indices)), self._padding()
+        padding = [padding[row] for row in batch_indices]
+        unused = min(padding)
+        if self.keys is not None:
+            # Cut first: what the rows are then gathered into is no larger than they need.
+            self.keys = self.keys[..., unused:, :][rows]
+            self.values = self.values[..., unused:, :][rows]
+            self._idx -= unused
+        self.offset = self.offset[rows]
+        self.left_padding = mx.array([slots - unused for slots in padding])
+        self._stand_on([self.chains[row] for row in batch_indices])
+
+    def _padding(self) -> list[int]:
+        padding: list[int] = self.left_padding.tolist()  # type: ignore[assignment]
+        return padding
+
+    def extend(self, other: BatchKVCache) -> None:
+        """Takes in the rows of another batch; raises TypeError for a batch of another kind.
+
+        Its rows would be attended to without a trunk that they may have.
+        """
+        if not isinstance(other, BatchSharedKVCache):
+            raise TypeError(f"cannot extend a batch that shares trunks by a {type(other).__name__}")
+        super().extend(other)  # type: ignore[no-untyped-call]
+        self._stand_on([*self.chains, *other.chains])
+
+    def extract(self, idx: int) -> SharedKVCache:
+        """Gives one row, on the same chain."""
+        suffix = None if self.keys is None else super().extract(idx)
+        return SharedKVCache(self.chains[idx], suffix)
+
+    def _stand_on(self, chains: list[Chain]) -> None:
+        self.chains, self.levels = chains, levels_of(chains)
+        self.step = BLOCK if self.levels else BatchKVCache.step
+
+
+def _refuse_window(window_size: int | None) -> None:
+    if window_size is not None:
+        raise ValueError("a layer with a sliding window cannot share a trunk")
