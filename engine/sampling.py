@@ -17,8 +17,8 @@ import mlx.core as mx
 
 from mlx_rq.engine.constrain import Constraint, mask
 
-_TOP_P_HALVINGS = 16
-"""Halvings of the top_p threshold's logarithm: tokens that differ by 1/2000 are told apart."""
+_TOP_P_HALVINGS = 12
+"""Halvings of the top_p threshold's logarithm: weights that differ by 1/200 are told apart."""
 
 _LARGEST_DRAW = 1.0 - 2.0**-22
 """A draw stays below 1 in float32, or the last token would be chosen whatever its probability."""
@@ -182,17 +182,21 @@ def sample(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) 
                 for index, row in enumerate(rows)
             ]
         )
+    greedy = [index for index, row in enumerate(rows) if row.params.greedy]
     drawn = [index for index, row in enumerate(rows) if not row.params.greedy]
-    if len(drawn) == len(rows):
-        tokens = _draw(logits, rows)  # no copy of the logits, and no argmax for nobody
+    if not drawn:
+        tokens = mx.argmax(logits, axis=-1)
+    elif not greedy:
+        tokens = _draw(logits, rows)
     else:
-        tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
-        if drawn:
-            which = mx.array(drawn)
-            tokens[which] = _draw(logits[which], [rows[index] for index in drawn])
+        chosen = [
+            mx.argmax(logits[mx.array(greedy)], axis=-1),
+            _draw(logits[mx.array(drawn)], [rows[index] for index in drawn]),
+        ]
+        tokens = mx.concatenate(chosen)[mx.argsort(mx.array(greedy + drawn))]
     for row in rows:
         row.drawn += 1
-    return tokens
+    return tokens.astype(mx.uint32)
 
 
 def _draw(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
@@ -203,7 +207,7 @@ def _draw(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
         weights = _filter(weights, [row.params for row in rows])
     cumulated = mx.cumsum(weights, axis=-1)
     draws = mx.array([[row.draw()] for row in rows]) * cumulated[:, -1:]
-    return mx.argmax(cumulated > draws, axis=-1).astype(mx.uint32)
+    return mx.argmax(cumulated > draws, axis=-1)
 
 
 @mx.compile
