@@ -262,10 +262,13 @@ def run(
     (folder / "valkey").mkdir()
     server = Server(folder / "valkey")
     server.start()
-    innocent = [prompt.partition(" |")[0] not in ENDS for prompt in asked]
     submitted: dict[str, Job] = {}
-    for attempts, which in ((INNOCENT_ATTEMPTS, True), (3, False)):
-        some = [prompt for prompt, is_so in zip(asked, innocent, strict=True) if is_so is which]
+    for attempts, killers in ((INNOCENT_ATTEMPTS, False), (3, True)):
+        some = [
+            prompt
+            for prompt in asked
+            if (ENDS.get(prompt.partition(" |")[0]) == "max_attempts_exceeded") is killers
+        ]
         bodies = [{"prompt": prompt} for prompt in some]
         made = submit_many(bodies, max_attempts=attempts, redis_url=server.url)
         submitted |= dict(zip(some, made, strict=True))

@@ -15,7 +15,7 @@ from models import quick_smollm2_folder
 
 pytestmark = pytest.mark.slow
 
-ROWS = 40
+ROWS = 24
 TRADES = ("baker", "doctor", "farmer", "pilot", "poet")
 PERSON = {
     "type": "object",
@@ -42,7 +42,7 @@ def worker(redis_url: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("worker")
-def test_forty_rows_become_typed_records(tmp_path: Path, redis_url: str) -> None:
+def test_rows_become_typed_records(tmp_path: Path, redis_url: str) -> None:
     rows = tmp_path / "people.csv"
     lines = [f"{number},{TRADES[number % len(TRADES)]}\n" for number in range(ROWS)]
     rows.write_text("number,trade\n" + "".join(lines))
@@ -59,7 +59,7 @@ def test_forty_rows_become_typed_records(tmp_path: Path, redis_url: str) -> None
         ],
     ).end(timeout=600)
 
-    assert (code, out) == (0, "40 in: 40 answered, 0 errors, 0 missing\n"), err
+    assert (code, out) == (0, f"{ROWS} in: {ROWS} answered, 0 errors, 0 missing\n"), err
     table = pq.read_table(output)
     assert {name: str(table.schema.field(name).type) for name in ("age", "married")} == {
         "age": "int64",

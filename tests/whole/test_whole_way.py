@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +64,22 @@ def wait_for_line(running: subprocess.Popen[str], pattern: str) -> str:
 
 def chat(question: str, **more: Any) -> dict[str, Any]:
     messages = [SYSTEM, {"role": "user", "content": question}]
-    return {"messages": messages, "max_completion_tokens": 4, "temperature": 0, **more}
+    return {"messages": messages, "max_completion_tokens": 3, "temperature": 0, **more}
 
 
 def mixed_jobs() -> list[dict[str, Any]]:
     """24 jobs: chats on one system prompt, completions alike and unlike, one with a stop."""
     chats = [chat(f"Say {word}.") for word in ("hi", "yes", "no", "red", "blue")]
     stories = [
-        {"prompt": f"Once upon a time {who}", "max_tokens": 6, "temperature": 0}
+        {"prompt": f"Once upon a time {who}", "max_tokens": 3, "temperature": 0}
         for who in ("a king", "a cat", "there was", "in Rome", "the sun", "we", "a cat")
     ]
     counts = [
-        {"prompt": f"{n}, {n + 1}, {n + 2},", "max_tokens": 3 + n, "temperature": 0}
+        {"prompt": f"{n}, {n + 1}, {n + 2},", "max_tokens": 1 + n, "temperature": 0}
         for n in range(1, 7)
     ]
     seeded = [
-        {"prompt": "The best colour is", "max_tokens": 4, "temperature": 1, "seed": n}
+        {"prompt": "The best colour is", "max_tokens": 2, "temperature": 1, "seed": n}
         for n in range(5)
     ]
     stopped = [{"prompt": "1, 2, 3,", "max_tokens": 12, "temperature": 0, "stop": ", 6"}]
@@ -92,12 +93,19 @@ def answer_texts(result: Any) -> list[str]:
     ]
 
 
+@cache
+def lone_engine() -> MLXEngine:
+    """An engine that gets one task at a time, so that it never makes a trunk."""
+    return MLXEngine(smollm2(), EngineOptions(rows=1, share_trunks=False))
+
+
 def alone(body: dict[str, Any]) -> Any:
     """The result of a job that is generated with nothing beside it."""
-    engine = MLXEngine(smollm2(), EngineOptions(rows=1))
+    engine = lone_engine()
     assert engine.add([Task("alone", validate(kind_of(body), body))]) == []
     while not (outcomes := engine.step()):
         pass
+    assert engine.totals.trunks_held == 0
     return outcomes[0].result
 
 
