@@ -88,11 +88,10 @@ class Claims:
             for priority in keys.PRIORITIES
             for model in self._models
         ]
-        _, before, after = execution_key_parts()
-        self._executions_key = f"{before}{worker_name}{after}"
+        self._execution_prefix, before, after = execution_key_parts()
         self._script_keys = [
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
-        ] + [self._executions_key]
+        ] + [f"{before}{worker_name}{after}"]
         self._script = connection.register_script(load_script("mlx_rq.worker", "claim.lua"))
 
     def take(
@@ -115,7 +114,7 @@ class Claims:
             utcformat(started_at - timedelta(seconds=self._max_wait)),
             self.lease_seconds,
             RQJob.key_for(""),
-            execution_key_parts()[0],
+            self._execution_prefix,
             ExecutionRegistry("", self._connection).key,
             keys.OWNER,
             int(idle),
