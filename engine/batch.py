@@ -1,6 +1,6 @@
 """mlx-lm's BatchGenerator with some things of our own.
 
-- All rows are sampled in one call (`sampling.sample`), each by its own parameters. The stock step
+- All rows are sampled in one call (`sampling.choose`), each by its own parameters. The stock step
   calls one sampler a row and normalises logits that nobody reads.
 - Logprobs are of the model's own distribution, for the rows that ask.
 - Rows may be constrained: one masking op for all of them, made while the forward pass runs.
@@ -28,7 +28,7 @@ from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.sample_utils import greedy_sampler
 
 from mlx_rq.engine.logprobs import Pending, TokenLogprobs, measure, read
-from mlx_rq.engine.sampling import RowSampler, constrain, sample
+from mlx_rq.engine.sampling import RowSampler, choose
 from mlx_rq.engine.shared_trunk import Caches, row_caches
 
 
@@ -43,8 +43,7 @@ class _DecodeBatch(GenerationBatch):
         inputs: mx.array = self._next_tokens
         self._current_tokens: Any = inputs
         logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
-        allowed = constrain(logits, self.samplers, inputs)
-        self._next_tokens = sample(allowed, self.samplers, inputs)
+        self._next_tokens = choose(logits, self.samplers, inputs)
         mx.async_eval(self._next_tokens)
         measured, self._next_logprobs = (
             self._next_logprobs,

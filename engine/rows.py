@@ -10,7 +10,8 @@ from mlx_rq.engine.logprobs import PromptScore, TokenLogprobs
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.prompt import render
 from mlx_rq.engine.protocol import Task
-from mlx_rq.engine.sampling import RowSampler, SamplingParams
+from mlx_rq.engine.sampling import RowSampler
+from mlx_rq.engine.sampling_params import SamplingParams
 from mlx_rq.engine.text import RowText
 from mlx_rq.engine.truncation import fitted
 from mlx_rq.engine.trunks import Trunk
@@ -164,7 +165,7 @@ def _row(
             *(type(request), params, stream, budget, request.stops, end_tokens, form.key),
             request.measured,
         )
-    sampler = RowSampler(params, seed, model.vocab_size, prompt, model.eos_token_ids)
+    sampler = RowSampler(params, seed, prompt, model.eos_token_ids)
     sampler.top_logprobs = request.measured
     return Row(
         task_id=task.id,

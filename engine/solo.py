@@ -20,7 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.logprobs import measure, read
 from mlx_rq.engine.probe import disagreement, probe_tokens
-from mlx_rq.engine.sampling import RowSampler, constrain, sample
+from mlx_rq.engine.sampling import RowSampler, choose
 from mlx_rq.engine.shared_trunk import Caches
 
 
@@ -112,8 +112,7 @@ class SoloGenerator:
             self._counters.prompt_time += time.perf_counter() - started
             return [], []
         logits = self._model(mx.array([row.prompt]), cache=row.caches)[:, -1, :]
-        allowed = constrain(logits, [row.sampler], mx.array(row.prompt))
-        chosen = sample(allowed, [row.sampler], mx.array(row.prompt))
+        chosen = choose(logits, [row.sampler], mx.array(row.prompt))
         (measured,) = read(measure(logits, chosen, [row.sampler]))
         token = int(chosen.item())  # type: ignore[arg-type]
         row.prompt, row.left = [token], row.left - 1
