@@ -13,7 +13,8 @@
 -- worker that is idle. Nothing behind it is claimed until then, so that its turn comes.
 --
 -- KEYS: for each queue its list and its StartedJobRegistry, then the worker's set of executions.
--- Returns for each job: {queue number, job id, execution id, data, meta, retries_left, result_ttl}.
+-- Returns for each job: {queue number, job id, execution id, data, meta, result_ttl, how many attempts
+-- it may have, how many were lost, whether it is a suspect (1 or 0)}.
 
 local limit, enough, alone = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local worker, now_text, now = ARGV[4], ARGV[5], tonumber(ARGV[6])
@@ -48,12 +49,18 @@ local function waiting(job_id)
   if not read or type(meta) ~= 'table' then meta = {} end
   local attempts = default_attempts
   local wanted = meta.max_attempts
-  if type(wanted) == 'number' and wanted >= 1 and wanted <= 100 then attempts = wanted end
+  if type(wanted) == 'number' and wanted >= 1 and wanted <= 100 then
+    attempts = math.floor(wanted)
+  end
+  -- RQ counts down from what submit gave it; a job put in by hand has no count.
   local retries = attempts - 1 + recovery_retries
-  local lost = retries - (tonumber(fields[3] or '') or retries)
+  local left = tonumber(fields[3] or '') or retries
+  local lost = left >= 0 and left <= retries and math.floor(retries - left) or 0
   return {
     id = job_id,
     prefix = type(meta.prefix) == 'string' and meta.prefix or '',
+    attempts = attempts,
+    lost = lost,
     suspect = lost >= suspect_after and lost < attempts,
     uncounted = not fields[3] and retries,
   }
@@ -75,8 +82,9 @@ local function claim(queue, registry, job)
   redis.call('ZADD', executions_prefix .. job.id, now + lease + MARGIN, execution)
   redis.call('EXPIRE', executions_prefix .. job.id, lease + MARGIN)
   redis.call('SADD', worker_executions, composite)
-  local fields = redis.call('HMGET', key, 'data', 'meta', 'retries_left', 'result_ttl')
-  claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3], fields[4]}
+  local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl')
+  claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
+    job.attempts, job.lost, job.suspect and 1 or 0}
   own(job.prefix)
 end
 

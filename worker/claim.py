@@ -48,15 +48,12 @@ class ClaimedJob:
     attempt: int
     max_attempts: int
     lease: Lease
+    suspect: bool = False
+    """Whether several workers died with it aboard: nothing else is generated beside it then."""
     stream: bool = False
     """Whether its text is to be published while it is generated."""
     submitted_at: float | None = None
     """Unix time in seconds; None where its record does not say."""
-
-    @property
-    def suspect(self) -> bool:
-        """Several workers died with this job aboard: nothing else is generated beside it."""
-        return SUSPECT_AFTER < self.attempt <= self.max_attempts
 
     @property
     def execution(self) -> Execution:
@@ -127,14 +124,9 @@ class Claims:
         return [self._read(entry, started_at) for entry in claimed]
 
     def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
-        number, job_id, execution_id, data, meta_text, retries_left, result_ttl = entry
+        number, job_id, execution_id, data, meta_text, result_ttl, most, lost, suspect = entry
         queue = self.queues[number - 1]
         meta = _meta(meta_text)
-        max_attempts = _number(meta.get("max_attempts"), 1, 100) or DEFAULT_MAX_ATTEMPTS
-        # RQ counts down from what submit gave it; a job put in by hand has no count.
-        retries = max_attempts - 1 + RECOVERY_RETRIES
-        left = _number(retries_left, 0, retries)
-        attempt = 1 if left is None else int(retries - left + 1)
         return ClaimedJob(
             id=job_id.decode(),
             queue_name=queue.name,
@@ -142,9 +134,10 @@ class Claims:
             data=data,
             result_ttl=int(_number(result_ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
             timeout=_number(meta.get("timeout"), 0, MAX_SECONDS),
-            attempt=attempt,
-            max_attempts=int(max_attempts),
+            attempt=lost + 1,
+            max_attempts=most,
             lease=Lease(execution_id.decode(), self._worker_name, started_at),
+            suspect=bool(suspect),
             stream=meta.get("stream") is True,
             submitted_at=_number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )

@@ -11,13 +11,13 @@ Answers are a function of the job's id, so that one that was altered is found ou
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fakes import answer
+from fakes import FakeEngine, answer
 
-from mlx_rq.engine.protocol import Outcome, Partial, Task, Totals
+from mlx_rq.engine.protocol import Outcome, Task
 
 
 def say(what: str) -> None:
@@ -30,37 +30,19 @@ def verb(task: Task) -> str:
     return str(getattr(task.request, "prompt", "answer")).partition(" |")[0]
 
 
-class ScriptedEngine:
+class ScriptedEngine(FakeEngine):
     """See above. `seam` is called with the name of each place where a worker may be killed."""
-
-    model_id = "fake"
-    fingerprint = "fp_fake"
-    trunk_sharing = "none"
 
     def __init__(
         self, capacity: int, pace: float = 0.0, seam: Callable[[str], None] = lambda name: None
     ) -> None:
-        self.totals = Totals()
-        self.capacity = self._most = capacity
+        super().__init__(capacity=capacity)
         self._pace = pace
         self._seam = seam
-        self._tasks: dict[str, Task] = {}
         self._steps: dict[str, int] = {}
 
-    @property
-    def running(self) -> int:
-        return min(len(self._tasks), self.capacity)
-
-    @property
-    def waiting(self) -> int:
-        return max(0, len(self._tasks) - self.capacity)
-
-    @property
-    def aboard(self) -> list[str]:
-        return list(self._tasks)[: self.capacity]
-
     def throttle(self, share: float) -> None:
-        self.capacity = max(1, int(self._most * share))
+        super().throttle(share)
         say(f"rows {self.capacity}")
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
@@ -118,9 +100,6 @@ class ScriptedEngine:
         if verb(task) == "wrong shape":
             result = {"object": "text_completion", "text": b"no JSON"}
         return Outcome("0" * 32 if verb(task) == "wrong id" else task.id, result)
-
-    def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
-        return {}
 
     def cancel(self, task_id: str) -> None:
         if self._tasks.pop(task_id, None) is not None:
