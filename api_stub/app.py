@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from mlx_rq.api_stub import (
@@ -19,7 +19,13 @@ from mlx_rq.api_stub import (
     stored,
 )
 from mlx_rq.api_stub.door import Door
-from mlx_rq.api_stub.manners import BodyLimit, Guard, RequestIds, cors_settings
+from mlx_rq.api_stub.manners import (
+    BodyLimit,
+    Guard,
+    RequestIds,
+    cors_settings,
+    refuse_unknown_query,
+)
 from mlx_rq.api_stub.settings import Settings
 
 _DESCRIPTION = """
@@ -56,8 +62,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.door = door
     app.state.closing = asyncio.Event()
     errors.install(app)
-    for module in (plain, completions, stored, responses, files, batches, health):
-        app.include_router(module.router)
+    for module in (plain, completions, stored, responses, files, batches):
+        app.include_router(module.router, dependencies=[Depends(refuse_unknown_query)])
+    app.include_router(health.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit)
     app.add_middleware(Guard, settings=settings)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Request
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -208,6 +209,35 @@ def _too_large(limit: int) -> ApiError:
         code="request_too_large",
         headers={"connection": "close"},  # what still comes is not read
     )
+
+
+def refuse_unknown_query(request: Request) -> None:
+    """Raises ApiError for a query parameter that the endpoint does not know: it would be ignored.
+
+    Names with brackets, as in `metadata[key]`, are known by what is before them.
+    """
+    known = _query_names(request.scope["route"])
+    for name in request.query_params:
+        if name.partition("[")[0] not in known:
+            raise ApiError(
+                400,
+                f"Unknown query parameter: '{name}'. "
+                f"There {'are' if known else 'is'} {', '.join(sorted(known)) or 'none'}.",
+                code="unknown_parameter",
+                param=name,
+            )
+
+
+def _query_names(route: APIRoute) -> set[str]:
+    """Names the query parameters of an endpoint, also those that it reads for itself."""
+    described = (route.openapi_extra or {}).get("parameters", ())
+    names = {parameter["name"] for parameter in described}
+    waiting = [route.dependant]
+    while waiting:
+        dependant = waiting.pop()
+        names |= {parameter.alias for parameter in dependant.query_params}
+        waiting += dependant.dependencies
+    return names
 
 
 def header_seconds(request: Request, name: str) -> float | None:

@@ -21,10 +21,14 @@ _KINDS: Mapping[str, Kind] = {"reasoning": "reasoning", "message": "content"}
 
 
 class ResponseEvents:
-    """Writes the events of one response."""
+    """Writes the events of one response, without those whose numbers the client has seen."""
 
-    def __init__(self, job: Job, request: ResponsesRequest, created_at: float) -> None:
+    def __init__(
+        self, job: Job, request: ResponsesRequest, created_at: float, *, seen: int = -1
+    ) -> None:
+        """`seen` is the number of the last event that the client has."""
         self._job_id = job.id
+        self._seen = seen
         self._request = request
         self._created_at = created_at
         self._sent = Sent()
@@ -85,9 +89,10 @@ class ResponseEvents:
         )
 
     def _event(self, name: str, /, **fields: Any) -> str:
-        event = data_event({"type": name, "sequence_number": self._number, **fields}, name)
-        self._number += 1
-        return event
+        number, self._number = self._number, self._number + 1
+        if number <= self._seen:
+            return ""
+        return data_event({"type": name, "sequence_number": number, **fields}, name)
 
     def _open(self, item: str) -> list[str]:
         """Adds an item where it is not the one that grows; raises StartedOver where it was done."""

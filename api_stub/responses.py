@@ -17,6 +17,8 @@ from mlx_rq.api_stub.records import Order, page
 from mlx_rq.api_stub.response_events import ResponseEvents
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.api_stub.waiting import answer, keeps_its_job
+from mlx_rq.jobs.connection import connect
+from mlx_rq.jobs.deltas import STREAM_SECONDS, is_kept, is_published
 from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError
 from mlx_rq.jobs.handle import UNFINISHED, Job
 from mlx_rq.jobs.history import items_of
@@ -52,10 +54,30 @@ async def create_response(request: Request, body: JsonBody, door: TheDoor) -> Re
     return JSONResponse(await run_in_threadpool(_view, job), headers={"x-job-id": job.id})
 
 
-@router.get("/v1/responses/{response}")
-async def get_response(door: TheDoor, response: str) -> JSONResponse:
-    """Give a response as it is now."""
-    return JSONResponse(await run_in_threadpool(_view, _job(door, response)))
+@router.get("/v1/responses/{response}", responses=STREAMED)
+async def get_response(
+    door: TheDoor,
+    response: str,
+    wants_stream: Annotated[bool, Query(alias="stream")] = False,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+) -> Response:
+    """Give a response as it is now.
+
+    With `stream=true`, give the events of one that was asked for as a stream, from the first one
+    or from the one after the number `starting_after`, and go on until it ends.
+    """
+    job = _job(door, response)
+    if wants_stream:
+        events = await run_in_threadpool(_events_again, door, job, starting_after)
+        return await stream(door, job, events, keep=True, begun=True)
+    if starting_after is not None:
+        raise ApiError(
+            400,
+            "The 'starting_after' parameter is only allowed when 'stream' is enabled.",
+            code="invalid_value",
+            param="starting_after",
+        )
+    return JSONResponse(await run_in_threadpool(_view, job))
 
 
 @router.post("/v1/responses/{response}/cancel")
@@ -145,6 +167,45 @@ def _view(job: Job) -> dict[str, Any]:
         created_at=datetime.fromisoformat(info["created_at"]).timestamp(),
         error=error if status == "failed" else None,
     )
+
+
+def _events_again(door: Door, job: Job, starting_after: int | None) -> ResponseEvents:
+    """Makes the events of a response that was streamed; raises ApiError where it cannot.
+
+    What was published is forgotten after a while. Then the events come in larger pieces, and their
+    numbers mean something else.
+    """
+    body, connection = _payload(job), connect(door.redis_url)
+    if not is_published(connection, job.id):
+        raise ApiError(
+            400,
+            "Only a response that was created with 'stream' can be streamed; get it without.",
+            code="invalid_value",
+            param="stream",
+        )
+    info = job.info()
+    ended = info["status"] not in UNFINISHED
+    if starting_after is not None and ended and not is_kept(connection, job.id) and _has_text(job):
+        raise ApiError(
+            400,
+            f"The events of a response are numbered until {STREAM_SECONDS} seconds after its last "
+            "text, so this one cannot be gone on with; leave out 'starting_after'.",
+            code="invalid_value",
+            param="starting_after",
+        )
+    request = validate("responses", body)
+    assert isinstance(request, ResponsesRequest)
+    created_at = datetime.fromisoformat(info["created_at"]).timestamp()
+    seen = -1 if starting_after is None else starting_after
+    return ResponseEvents(job, request, created_at, seen=seen)
+
+
+def _has_text(job: Job) -> bool:
+    """Says whether a response that has ended may have had text published."""
+    try:
+        return any(item["type"] != "function_call" for item in job.result(timeout=0)["output"])
+    except JobFailed:
+        return True
 
 
 _PREFIXES = {

@@ -41,7 +41,16 @@ def remember(door: Door, job: Job) -> None:
         pipe.execute()
 
 
-@router.get("/v1/chat/completions")
+_BY_METADATA = {
+    "name": "metadata",
+    "in": "query",
+    "style": "deepObject",
+    "explode": True,
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+
+
+@router.get("/v1/chat/completions", openapi_extra={"parameters": [_BY_METADATA]})
 async def list_completions(
     request: Request,
     door: TheDoor,

@@ -116,13 +116,15 @@ class Sent:
         return whole[len(sent) :]
 
 
-async def stream(door: Door, job: Job, writer: Writer, *, keep: bool) -> StreamingResponse:
+async def stream(
+    door: Door, job: Job, writer: Writer, *, keep: bool, begun: bool = False
+) -> StreamingResponse:
     """Answers with the events of a job. Raises JobFailed where it fails at once.
 
     A client that goes away takes its job with it, as at the endpoints that wait, unless that is
-    to be kept.
+    to be kept. With `begun`, a failure is an event whenever it came.
     """
-    events = _events(door, job, writer, keep=keep)
+    events = _events(door, job, writer, keep=keep, started=begun)
     first = await anext(events)
     return StreamingResponse(
         _chained(first, events),
@@ -137,10 +139,12 @@ async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
         yield event
 
 
-async def _events(door: Door, job: Job, writer: Writer, *, keep: bool) -> AsyncIterator[str]:
+async def _events(
+    door: Door, job: Job, writer: Writer, *, keep: bool, started: bool
+) -> AsyncIterator[str]:
     deltas = follow(job.id, door.redis_url)
     coming = asyncio.ensure_future(anext(deltas, None))
-    ended = started = False
+    ended = False
     try:
         while True:
             await asyncio.wait({coming}, timeout=KEEP_ALIVE_SECONDS if started else FIRST_SECONDS)
@@ -151,9 +155,9 @@ async def _events(door: Door, job: Job, writer: Writer, *, keep: bool) -> AsyncI
             if (delta := coming.result()) is None:
                 break
             coming = asyncio.ensure_future(anext(deltas, None))
-            if events := writer.more(delta):
+            if events := "".join(writer.more(delta)):
                 started = True
-                yield "".join(events)
+                yield events
         result = await run_in_threadpool(job.result, 0)
         ended = True
         yield "".join(writer.end(result))

@@ -13,10 +13,13 @@ The contract of both sides:
   calls, or whatever is only known at the end, need not be published.
 - The end is not told here. It is the job's end, which comes after its last text: publish in the
   same step before the commit, or not at all.
+- Every follower gets every entry, in the same order, also one that comes when the job has ended; so
+  events that are made of them alone can be numbered.
 - The key goes STREAM_SECONDS after its last text.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
@@ -25,10 +28,12 @@ from weakref import WeakKeyDictionary
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.client import Pipeline
+from redis.exceptions import RedisError
+from rq.job import Job as RQJob
 
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.awaiting import wait_for_end
-from mlx_rq.jobs.connection import SOCKET_TIMEOUT
+from mlx_rq.jobs.connection import SOCKET_TIMEOUT, connect
 
 STREAM_SECONDS = 600
 _BLOCK_MILLISECONDS = 100
@@ -55,25 +60,48 @@ def publish(pipe: Pipeline | Redis, job_id: str, deltas: list[Delta]) -> None:
     pipe.expire(name, STREAM_SECONDS)
 
 
+def is_published(connection: Redis, job_id: str) -> bool:
+    """Says whether a job's text is published: whether its producer asked for that."""
+    meta: Any = connection.hget(RQJob.key_for(job_id), "meta")
+    return json.loads(meta or b"{}").get("stream") is True
+
+
+def is_kept(connection: Redis, job_id: str) -> bool:
+    """Says whether there is published text of a job, still."""
+    return bool(connection.exists(keys.stream(job_id)))
+
+
 async def follow(job_id: str, redis_url: str) -> AsyncIterator[Delta]:
     """Yields the text of a job as it is published, from its start until the job has ended."""
     readers = _readers.setdefault(asyncio.get_running_loop(), {})
     reader = readers.setdefault(redis_url, _Reader(redis_url))
     end = asyncio.ensure_future(wait_for_end(job_id, redis_url))
     given = 0
+    position = "-"
     try:
         with reader.text_of(job_id) as text:
             while not end.done():
                 text.grown.clear()
-                while given < len(text.deltas):
-                    yield text.deltas[given]
-                    given += 1
+                while given < len(text.entries):
+                    entry, delta = text.entries[given]
+                    given, position = given + 1, f"({entry.decode()}"
+                    yield delta
                 growth = asyncio.ensure_future(text.grown.wait())
                 await asyncio.wait({end, growth}, return_when=asyncio.FIRST_COMPLETED)
                 growth.cancel()
-            end.result()  # raises what went wrong with Redis
+        end.result()  # raises what went wrong with Redis
+        for delta in await asyncio.to_thread(_rest, job_id, redis_url, position):
+            yield delta
     finally:
         end.cancel()
+
+
+def _rest(job_id: str, redis_url: str, after: str) -> list[Delta]:
+    """Reads what was published last, before the end; nothing where Redis does not say."""
+    with suppress(RedisError):
+        entries: Any = connect(redis_url).xrange(keys.stream(job_id), min=after)
+        return [_delta(fields) for _, fields in entries]
+    return []
 
 
 class _Text:
@@ -81,7 +109,7 @@ class _Text:
 
     def __init__(self) -> None:
         self.position: Any = b"0-0"
-        self.deltas: list[Delta] = []
+        self.entries: list[tuple[bytes, Delta]] = []
         self.grown = asyncio.Event()
         self.followers = 0
 
@@ -121,7 +149,7 @@ class _Reader:
                 for name, entries in streams or ():
                     text = texts[name]
                     text.position = entries[-1][0]
-                    text.deltas += [_delta(fields) for _, fields in entries]
+                    text.entries += [(entry, _delta(fields)) for entry, fields in entries]
                     text.grown.set()
         await client.aclose()
 

@@ -51,6 +51,8 @@ def _error(answer: httpx.Response) -> dict[str, Any]:
         ("POST", "/v1/jobs", b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
         ("POST", "/v1/jobs?priority=urgent", b"{}", JSON, 400, "invalid_value"),
         ("GET", "/v1/jobs/x?wait=soon", None, {}, 400, "invalid_value"),
+        ("GET", "/v1/jobs/x?waiting=5", None, {}, 400, "unknown_parameter"),
+        ("POST", "/v1/jobs?Priority=high", b"{}", JSON, 400, "unknown_parameter"),
         ("GET", "/v1/models/org%2Fname", None, {}, 404, "model_not_found"),
     ],
 )
