@@ -78,4 +78,5 @@ def adjust(logits: mx.array, rows: Sequence[Adjustment | None]) -> mx.array:
     before = flat[places]
     # The repetition penalty as in its paper (CTRL, arXiv:1909.05858) and in vLLM.
     after = mx.where(before > 0, before / weaker, before * weaker) - less
+    after = mx.minimum(after, mx.finfo(mx.float32).max)  # a penalty of nearly 0 is no infinity
     return mx.put_along_axis(flat, places, after, axis=0).reshape(logits.shape)

@@ -69,28 +69,29 @@ def _draw_alike(
         return mx.argmax(logits, axis=-1)
     tokens = None
     if count < logits.shape[1]:
-        tokens = _likeliest(logits, count)
-        logits = mx.take_along_axis(logits, tokens, axis=-1)
+        tokens, logits = _likeliest(logits, count)
     temperatures = mx.array([[one.temperature] for one in params])
     weights = _weights(logits, logits.max(axis=-1, keepdims=True), temperatures)
     places = _invert(_filter(weights, params) if params[0].filtered else weights, randoms)
     return (places if tokens is None else mx.take_along_axis(tokens, places, axis=-1))[:, 0]
 
 
-def _likeliest(logits: mx.array, count: int) -> mx.array:
-    """Finds the tokens with the highest logits [rows, vocabulary], in the vocabulary's order.
+def _likeliest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """Finds the tokens with the highest logits [rows, vocabulary], and those logits.
 
-    That order, since the one of nearly equal logits may differ beside other rows. So many tokens
-    lie in at most as many blocks, those with the highest maxima; only these are looked through.
+    They come in the vocabulary's order, since the one of nearly equal logits may differ beside
+    other rows. So many tokens lie in at most as many blocks, those with the highest maxima; only
+    these are looked through. Where most tokens are forbidden, places behind the vocabulary may be
+    among them, with a logit of -inf.
     """
-    tokens = mx.arange(logits.shape[1])[None]
+    tokens = mx.broadcast_to(mx.arange(logits.shape[1]), logits.shape)
     if count * _BLOCK * 2 <= logits.shape[1]:
         blocks = _in_blocks(logits, fill=-mx.inf)
-        highest = _last(blocks.max(axis=-1), count)
-        tokens = (highest[..., None] * _BLOCK + mx.arange(_BLOCK)).reshape(len(logits), -1)
-        logits = mx.take_along_axis(blocks, highest[..., None], axis=1).reshape(len(logits), -1)
-    best = _last(logits, count)
-    return mx.sort(mx.take_along_axis(tokens, best, axis=-1), axis=-1)
+        highest = mx.sort(_last(blocks.max(axis=-1), count), axis=-1)[..., None]
+        tokens = (highest * _BLOCK + mx.arange(_BLOCK)).reshape(len(logits), -1)
+        logits = mx.take_along_axis(blocks, highest, axis=1).reshape(len(logits), -1)
+    best = mx.sort(_last(logits, count), axis=-1)
+    return mx.take_along_axis(tokens, best, axis=-1), mx.take_along_axis(logits, best, axis=-1)
 
 
 def _last(values: mx.array, count: int) -> mx.array:

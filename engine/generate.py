@@ -1,7 +1,8 @@
 """The engine: takes tasks, plans them, keeps the batch full, gives outcomes.
 
 One `step()` does a bounded piece of each kind of work, so that rows go on decoding while prompts
-are prefilled: at most one chunk of the next trunk, the admission of one cohort, one decode step.
+are prefilled: a chunk of each trunk that the next cohort stands on, the admission of one cohort,
+one decode step.
 The way of a row: `add` renders it → the schedule gives it a place → `_admit` hands it to those that
 run, with its trunk → `decode` collects its tokens → `_finish` makes its task's outcome.
 """
@@ -19,6 +20,7 @@ from mlx_rq.engine.answer import answer
 from mlx_rq.engine.form import Forms
 from mlx_rq.engine.models import LoadedModel
 from mlx_rq.engine.options import EngineOptions
+from mlx_rq.engine.outcomes import ended_by, failure, refusal
 from mlx_rq.engine.protocol import Outcome, Partial, Task, Totals
 from mlx_rq.engine.rows import Row, rows_of
 from mlx_rq.engine.running import Running
@@ -27,8 +29,7 @@ from mlx_rq.engine.scoring import Scoring
 from mlx_rq.engine.solo import can_batch
 from mlx_rq.engine.spelling import Spelling
 from mlx_rq.engine.standing import partials
-from mlx_rq.jobs.as_chat import restated
-from mlx_rq.jobs.errors import RequestError, error_object
+from mlx_rq.jobs.errors import RequestError
 
 logger = logging.getLogger("mlx_rq.engine")
 
@@ -134,15 +135,9 @@ class MLXEngine:
         """Takes tasks in; returns the outcomes of those that can never be generated."""
         refused = []
         for task in tasks:
-            try:
-                rows = rows_of(task, self._model, self._forms, now=self._clock())
-                self._running.memory.check(rows)
-            except RequestError as error:
-                refused.append(_refusal(task, error))
-                continue
-            except Exception as error:  # a template, a tokenizer: it is this request's alone
-                logger.error("the engine raised at a request", exc_info=error)
-                refused.append(_failure(task.id, error))
+            rows = self._rendered(task)
+            if isinstance(rows, Outcome):
+                refused.append(rows)
                 continue
             self._tasks[task.id] = task
             self._rows[task.id] = rows
@@ -150,6 +145,15 @@ class MLXEngine:
             self._scoring.add(rows)
             self._totals.tasks += 1
         return refused + self._schedule_compiled()
+
+    def _rendered(self, task: Task) -> list[Row] | Outcome:
+        """Makes a task's rows; its outcome where it can never be generated."""
+        try:
+            rows = rows_of(task, self._model, self._forms, now=self._clock())
+            self._running.memory.check(rows)
+        except Exception as error:  # a template, a tokenizer: it is this request's alone
+            return ended_by(error, task)
+        return rows
 
     def _schedule_compiled(self) -> list[Outcome]:
         """Has the rows planned whose grammars are compiled by now; the others go on waiting."""
@@ -160,7 +164,7 @@ class MLXEngine:
             try:
                 row.start()
             except RequestError as error:
-                refused.append(_refusal(self._tasks[row.task_id], error))
+                refused.append(refusal(self._tasks[row.task_id], error))
                 self.cancel(row.task_id)
             else:
                 self._compiling.remove(row)
@@ -168,14 +172,18 @@ class MLXEngine:
         return refused
 
     def cancel(self, task_id: str) -> None:
-        """Forgets a task; a row that others wait for as their twin is generated all the same."""
+        """Forgets a task; a running row goes on as long as others wait for it as their twin."""
         self._tasks.pop(task_id, None)
-        gone = {row for row in self._rows.pop(task_id, ()) if not row.twins}
+        gone = set(self._rows.pop(task_id, ()))
         self._schedule.remove(gone)
         self._scoring.remove(gone)
         self._compiling = [row for row in self._compiling if row not in gone]
         self._alone = deque(row for row in self._alone if row not in gone)
-        self._running.take_out(gone)
+        self._running.keep(self._is_asked_for)
+
+    def _is_asked_for(self, row: Row) -> bool:
+        """Says whether a task waits for this very row, not only for one of its name."""
+        return row in self._rows.get(row.task_id, ())
 
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""
@@ -215,7 +223,7 @@ class MLXEngine:
         except Exception as error:
             logger.error("the engine raised at a prompt's logprobs", exc_info=error)
             self.cancel(row.task_id)
-            return [_failure(row.task_id, error)]
+            return [failure(row.task_id, error)]
         return self._complete(row.task_id)
 
     def _admit(self) -> None:
@@ -249,7 +257,7 @@ class MLXEngine:
 
     def _put_back(self, row: Row) -> None:
         """Has a row wait again; its twins, too, since they ask from the prompt on, it no more."""
-        self._schedule.add(one for one in (row, *row.twins) if one.task_id in self._rows)
+        self._schedule.add(filter(self._is_asked_for, (row, *row.twins)))
 
     def _finish(self, row: Row) -> list[Outcome]:
         """Gives the outcomes of the tasks that this row, and its twins, complete."""
@@ -267,14 +275,11 @@ class MLXEngine:
         del self._rows[task_id]
         self._scoring.remove(rows)
         task = self._tasks.pop(task_id)
-        response = answer(
-            task,
-            rows,
-            self._spelling,
-            model_id=self.model_id,
-            fingerprint=self.fingerprint,
-        )
-        return [Outcome(task_id, response)]
+        try:
+            names = {"model_id": self.model_id, "fingerprint": self.fingerprint}
+            return [Outcome(task_id, answer(task, rows, self._spelling, **names))]
+        except Exception as error:  # its text cannot be taken apart: it is this task's alone
+            return [ended_by(error, task)]
 
     def _recover(self, error: Exception) -> list[Outcome]:
         """Finds the task that makes the engine raise: all that were aboard go on, one at a time.
@@ -286,32 +291,28 @@ class MLXEngine:
             suspects = list(cohort.rows)
         if not suspects:
             raise error  # nothing can be left out: the worker starts afresh
-        aboard = list(dict.fromkeys(row.task_id for row in suspects))
-        logger.error("the engine raised with %d tasks aboard", len(aboard), exc_info=error)
+        aboard = [one for row in suspects for one in (row, *row.twins) if self._is_asked_for(one)]
+        tasks = [self._tasks[task_id] for task_id in dict.fromkeys(row.task_id for row in aboard)]
+        logger.error("the engine raised with %d tasks aboard", len(tasks), exc_info=error)
         self._running.give_up()
-        outcomes = []
-        tasks = [task for task_id in aboard if (task := self._tasks.get(task_id))]
-        for task in tasks:
-            self.cancel(task.id)
-            if len(tasks) == 1:
-                outcomes.append(_failure(task.id, error))
-            else:
-                rows = rows_of(task, self._model, self._forms, now=self._clock())
-                for row in rows:
-                    row.start()
-                self._tasks[task.id], self._rows[task.id] = task, rows
-                self._alone.extend(rows)
-                self._scoring.add(rows)
-        return outcomes
+        self._schedule.remove(suspects)
+        if len(tasks) == 1:
+            self.cancel(tasks[0].id)
+            return [failure(tasks[0].id, error)]
+        return [outcome for task in tasks for outcome in self._begin_alone(task)]
 
-
-def _refusal(task: Task, error: RequestError) -> Outcome:
-    """The outcome of a task that can never be generated."""
-    return Outcome(task.id, {"error": restated(error, task.request).error})
-
-
-def _failure(task_id: str, error: Exception) -> Outcome:
-    """The outcome of a task at which the engine raised."""
-    message = f"The engine failed on this request: {type(error).__name__}: {error}"
-    failure = error_object(message, code="engine_error", type="server_error")
-    return Outcome(task_id, {"error": failure})
+    def _begin_alone(self, task: Task) -> list[Outcome]:
+        """Begins a task again, to be generated by itself; gives its outcome where that fails."""
+        self.cancel(task.id)
+        rows = self._rendered(task)
+        if isinstance(rows, Outcome):
+            return [rows]
+        try:
+            for row in rows:
+                row.start()
+        except RequestError as error:
+            return [refusal(task, error)]
+        self._tasks[task.id], self._rows[task.id] = task, rows
+        self._alone.extend(rows)
+        self._scoring.add(rows)
+        return []

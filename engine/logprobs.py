@@ -15,6 +15,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.sampling import RowSampler
 
+_MOST = 20
+"""The most likeliest tokens that anybody may ask for."""
+
 _CHUNK = 64
 """Prompt tokens that are scored at once: each has logits as wide as the vocabulary."""
 
@@ -74,7 +77,9 @@ def measure(logits: mx.array, tokens: mx.array, rows: Sequence[RowSampler]) -> l
     if asking:
         tops = [rows[index].top_logprobs or 0 for index in asking]
         which = mx.array(asking)
-        measured = Measured(logits[which], tokens[which], max(tops))
+        # As many whatever the others ask for: which of equally likely tokens come first, must not
+        # depend on them.
+        measured = Measured(logits[which], tokens[which], _MOST if any(tops) else 0)
         mx.async_eval(measured.arrays)
         for place, (index, top) in enumerate(zip(asking, tops, strict=True)):
             pending[index] = Pending(measured, place, top)

@@ -5,7 +5,7 @@ they stand, and what a step makes of them.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import finalize
 
@@ -113,9 +113,8 @@ class Running:
             row.cached_tokens = min(depth, len(row.prompt))
         if trunk is not None:
             # The first to use a new trunk is the one that it was computed for.
-            computed_for_first = trunk.computed if trunk.uses == 0 else 0
+            rows[0].cached_tokens = max(0, rows[0].cached_tokens - trunk.uncharged)
             self.trunks.use(trunk, len(rows))
-            rows[0].cached_tokens = max(0, rows[0].cached_tokens - computed_for_first)
         uids = self._generator.insert_rows(
             suffixes,
             samplers=[row.sampler for row in rows],
@@ -130,9 +129,12 @@ class Running:
         totals.prefilled_tokens += sum(map(len, suffixes))
         totals.positions_computed += len(rows) * max(map(len, suffixes))
 
-    def take_out(self, gone: Collection[Row]) -> None:
-        """Forgets those of the rows that are here."""
-        self._take_out([uid for uid, row in self._rows.items() if row in gone])
+    def keep(self, asked_for: Callable[[Row], bool]) -> None:
+        """Takes out the rows whose answer nobody asks for, neither for itself nor for a twin."""
+        for row in self:
+            row.twins = [twin for twin in row.twins if asked_for(twin)]
+        gone = [uid for uid, row in self._rows.items() if not row.twins and not asked_for(row)]
+        self._take_out(gone)
 
     def _take_out(self, uids: Sequence[int]) -> list[Row]:
         if uids:
@@ -178,5 +180,6 @@ class Running:
     def give_up(self) -> None:
         """Forgets all rows, with the KV that an error may have left half written."""
         self._let_go(list(self._rows))
+        self._generator.close()  # first: it puts back the wired limit that the next one sets
         self._generator = self._new_generator()
         self.trunks.abandon()

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+_GREEDY_BELOW = 1e-5
+"""Temperatures below this one leave nothing to chance, but numbers that float32 does not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -23,7 +26,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+        return self.temperature < _GREEDY_BELOW or self.top_k == 1 or self.top_p == 0
 
     @property
     def filtered(self) -> bool:

@@ -112,5 +112,6 @@ class Schedule:
             tokens=row.tokens,
             max_tokens=row.remaining,
             priority=2 * row.rank - self._overdue(row, now),
-            duplicate_key=row.duplicate_key,
+            # One that was put back asks from what it had said on, which is another's prompt.
+            duplicate_key=None if row.text.tokens else row.duplicate_key,
         )

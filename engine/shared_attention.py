@@ -23,7 +23,7 @@ from mlx_lm.models import base
 from mlx_rq.engine.shared_cache import BatchSharedKVCache, Level, Part, SharedKVCache
 
 _SCORES = 2**22
-"""Scores over a trunk in memory at once (16 MiB of float32): long prefills go by pieces."""
+"""Scores in memory at once (16 MiB of float32): long prefills go by pieces."""
 
 _NAME = "scaled_dot_product_attention"
 
@@ -69,7 +69,7 @@ def shared_attention(
     rows, heads, length, width = queries.shape
     kv_heads = keys.shape[1]
     grouped = (queries * scale).reshape(rows, kv_heads, (heads // kv_heads) * length, width)
-    found = _attend(grouped, keys, values, _masking(mask, heads, length))
+    found = _over_suffix(grouped, keys, values, mask, length)
     for level in levels:
         found = found.merged(_over_level(level, grouped, values.shape[-1]))
     output = found.output
@@ -79,16 +79,42 @@ def shared_attention(
     return output.astype(queries.dtype).reshape(rows, heads, length, -1)
 
 
-def _masking(
-    mask: mx.array | str | None, heads: int, length: int
-) -> Callable[[mx.array], mx.array] | None:
+def _over_suffix(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None, length: int
+) -> _Outcome:
+    """Attention of every row to its own suffix, of so many queries at a time as fit."""
+    rows, kv_heads, count, width = queries.shape
+    size = keys.shape[2]
+    step = max(1, _SCORES // (rows * kv_heads * (count // length) * size))
+    if step >= length:
+        return _attend(queries, keys, values, _masking(mask, length))
+    if isinstance(mask, str):  # "causal": the last query sees all keys
+        mask = mx.arange(size - length, size)[:, None] >= mx.arange(size)
+    apart = queries.reshape(rows, kv_heads, -1, length, width)
+    found = []
+    for at in range(0, length, step):
+        piece = apart[:, :, :, at : at + step]
+        seen = mask if mask is None or mask.shape[-2] == 1 else mask[..., at : at + step, :]
+        stacked = piece.reshape(rows, kv_heads, -1, width)
+        found.append(_attend(stacked, keys, values, _masking(seen, piece.shape[3])))
+
+    def whole(pieces: list[mx.array]) -> mx.array:
+        by_head = [
+            one.reshape(rows, kv_heads, count // length, -1, one.shape[-1]) for one in pieces
+        ]
+        return _joined(by_head, axis=3).reshape(rows, kv_heads, count, -1)
+
+    return _Outcome(whole([one.output for one in found]), whole([one.mass for one in found]))
+
+
+def _masking(mask: mx.array | str | None, length: int) -> Callable[[mx.array], mx.array] | None:
     """Gives what masks scores: (rows, KV heads, query heads of each and queries, keys)."""
     if mask is None or (isinstance(mask, str) and length == 1):
         return None
 
     def masked(scores: mx.array) -> mx.array:
-        rows, kv_heads, _, size = scores.shape
-        apart = scores.reshape(rows, kv_heads, heads // kv_heads, length, size)
+        rows, kv_heads, count, size = scores.shape
+        apart = scores.reshape(rows, kv_heads, count // length, length, size)
         seen: Any = mask
         if isinstance(mask, str):  # "causal": the last query sees all keys
             seen = mx.arange(size - length, size)[:, None] >= mx.arange(size)

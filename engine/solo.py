@@ -85,6 +85,9 @@ class SoloGenerator:
             self._uids += 1
         return uids
 
+    def close(self) -> None:
+        """Ends the generator. Here there is nothing to end."""
+
     def remove(self, uids: Sequence[int]) -> None:
         """Forgets rows."""
         self._rows = deque(row for row in self._rows if row.uid not in uids)
@@ -115,6 +118,7 @@ class SoloGenerator:
         chosen = choose(logits, [row.sampler], mx.array(row.prompt))
         (measured,) = read(measure(logits, chosen, [row.sampler]))
         token = int(chosen.item())  # type: ignore[arg-type]
+        row.sampler.take(token)  # in a batch, the next step has begun when a token is handed out
         row.prompt, row.left = [token], row.left - 1
         self._counters.decode_time += time.perf_counter() - started
         self._counters.generation_steps += 1

@@ -48,6 +48,8 @@ class Trunk:
     uses: int = 0
     computed: int = 0
     """Tokens that were prefilled for it: its depth, less what a shorter trunk had of it."""
+    uncharged: int = 0
+    """Of its tokens, those that were computed for no row yet: the first row on it pays for them."""
 
     @property
     def depth(self) -> int:
@@ -125,6 +127,7 @@ class Trunks:
     def use(self, trunk: Trunk, rows: int) -> None:
         """Notes that rows are generated from a trunk."""
         trunk.uses += rows
+        trunk.uncharged = 0
         trunk.last_used = self._clock()
 
     def worth_referring(
@@ -162,6 +165,7 @@ class Trunks:
         self.prefilled_tokens += len(chunk) // _TOKEN_BYTES
         trunk.key = key[: done + len(chunk)]
         trunk.computed += len(chunk) // _TOKEN_BYTES
+        trunk.uncharged += len(chunk) // _TOKEN_BYTES
         if trunk.key != key:
             return None
         self._building = None
@@ -178,9 +182,12 @@ class Trunks:
         parent = self.deepest(key, at_most=len(key) // _TOKEN_BYTES - 1)
         if parent is None:
             return Trunk(b"", make_prompt_cache(self._model), 0, self._clock())
+        uncharged = parent.uncharged  # where no row stands on the parent itself
         self.use(parent, 1)
         below = parent if self.shared else None
-        return Trunk(parent.key, built_on(parent.caches), 0, self._clock(), below)
+        return Trunk(
+            parent.key, built_on(parent.caches), 0, self._clock(), below, uncharged=uncharged
+        )
 
     def _freeze(self, trunk: Trunk) -> None:
         """Gives back the slots that a growing cache allocates ahead: a trunk never grows again."""

@@ -119,6 +119,30 @@ def test_forbidden_tokens_are_never_drawn(top_k: int) -> None:
     assert drawn == set(allowed)
 
 
+@pytest.mark.parametrize("vocabulary", [32_002, 49_155])
+def test_tokens_behind_the_last_whole_block_are_of_the_vocabulary(vocabulary: int) -> None:
+    logits = np.full((2, vocabulary), -np.inf, np.float32)
+    allowed = [5, vocabulary - 1]
+    logits[:, allowed] = 1.0
+    params = [SamplingParams(top_k=20)] * 2
+
+    drawn = {
+        token
+        for at in [0.0, 0.3, 0.6, 1 - 2**-22]
+        for token in draw(mx.array(logits), params, [at, at]).tolist()
+    }
+
+    assert drawn == set(allowed)
+
+
+def test_a_temperature_near_zero_takes_the_likeliest() -> None:
+    logits = mx.array(some_logits(3, 1))
+    likeliest = mx.argmax(logits).item()
+
+    for temperature in (0, 1e-40, 1e-9, 1e-4):
+        assert draw(logits, [SamplingParams(temperature=temperature)], [0.5]).item() == likeliest
+
+
 def test_equally_likely_tokens_at_the_end_of_top_k_stay_together() -> None:
     logits = np.full((1, VOCABULARY), -50, np.float32)
     logits[0, [10, 20, 30, 40]] = [3, 2, 2, 2]

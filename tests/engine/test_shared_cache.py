@@ -7,6 +7,7 @@ values make every slip of a mask, a place or a weight visible.
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -149,6 +150,46 @@ def test_long_prefills_go_by_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_SCORES", 7 * layer.kv_heads * len(c))
 
     layer.step(9)
+
+
+@pytest.mark.parametrize("scores", [1, 60, 300])
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_long_suffixes_go_by_pieces(
+    monkeypatch: pytest.MonkeyPatch, scores: int, sinks: bool
+) -> None:
+    layer = Layer(sinks=sinks)
+    a, *_ = tree(layer)
+    layer.rows([(a,), (), (a,)], [5, 0, 2])
+    monkeypatch.setattr(attention, "_SCORES", scores)
+    attend, most = attention._attend, 0
+
+    def watched(queries: mx.array, keys: mx.array, *rest: Any) -> Any:
+        nonlocal most
+        if keys.shape[0] == len(layer.alone):  # over suffixes
+            most = max(most, queries.size // WIDTH * keys.shape[2])
+        return attend(queries, keys, *rest)
+
+    monkeypatch.setattr(attention, "_attend", watched)
+
+    layer.step(11)
+
+    one_position = len(layer.alone) * layer.heads * layer.together._idx
+    assert 0 < most <= max(scores, one_position)
+
+
+def test_a_lone_row_goes_by_pieces_under_a_causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    row = SharedKVCache((a,))
+    whole = [mx.concatenate([part, random(1, 2, 9, WIDTH)], 2) for part in (a.keys, a.values)]
+    own = [array[:, :, 13:] for array in whole]
+    asked = random(1, 4, 9, WIDTH)
+    monkeypatch.setattr(attention, "_SCORES", 100)
+
+    got = attention.shared_attention(asked, *row.update_and_fetch(*own), row, 0.4, "causal")
+
+    expected = mx.fast.scaled_dot_product_attention(asked, *whole, scale=0.4, mask="causal")
+    assert mx.abs(got - expected).max().item() < 2e-6
 
 
 def test_rows_come_and_go() -> None:
