@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -120,7 +120,7 @@ class Guard:
         It may name this machine by a host name of its own, or send from its own origin.
         """
         host = headers.get("host", "")
-        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not is_loopback(_split(f"//{host}").hostname or ""):
             raise ApiError(
                 403,
                 f"Without API keys the door answers to localhost only, not to {host!r}.",
@@ -129,7 +129,7 @@ class Guard:
         origin = headers.get("origin")
         if (
             origin is not None
-            and urlsplit(origin).netloc != host
+            and _split(origin).netloc != host
             and origin not in self._settings.allowed_origins
         ):
             raise ApiError(
@@ -137,6 +137,14 @@ class Guard:
                 f"Pages from {origin!r} may not use this door; --allow-origin lets them.",
                 code="origin_not_allowed",
             )
+
+
+def _split(url: str) -> SplitResult:
+    """Takes a URL apart; one that is none is of no host."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 class RateLimit:

@@ -76,15 +76,14 @@ async def follow(job_id: str, redis_url: str) -> AsyncIterator[Delta]:
     readers = _readers.setdefault(asyncio.get_running_loop(), {})
     reader = readers.setdefault(redis_url, _Reader(redis_url))
     end = asyncio.ensure_future(wait_for_end(job_id, redis_url))
-    given = 0
-    position = "-"
+    given, position = 0, b"0-0"
     try:
         with reader.text_of(job_id) as text:
             while not end.done():
                 text.grown.clear()
                 while given < len(text.entries):
-                    entry, delta = text.entries[given]
-                    given, position = given + 1, f"({entry.decode()}"
+                    position, delta = text.entries[given]
+                    given += 1
                     yield delta
                 growth = asyncio.ensure_future(text.grown.wait())
                 await asyncio.wait({end, growth}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,11 +95,11 @@ async def follow(job_id: str, redis_url: str) -> AsyncIterator[Delta]:
         end.cancel()
 
 
-def _rest(job_id: str, redis_url: str, after: str) -> list[Delta]:
+def _rest(job_id: str, redis_url: str, after: bytes) -> list[Delta]:
     """Reads what was published last, before the end; nothing where Redis does not say."""
     with suppress(RedisError):
-        entries: Any = connect(redis_url).xrange(keys.stream(job_id), min=after)
-        return [_delta(fields) for _, fields in entries]
+        streams: Any = connect(redis_url).xread({keys.stream(job_id): after})
+        return [_delta(fields) for _, entries in streams or () for _, fields in entries]
     return []
 
 

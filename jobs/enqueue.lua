@@ -1,7 +1,8 @@
 -- Enqueues jobs, all of them or none: their records, their places in the queues, the bells.
 --
 -- None where the operator's limits leave no room for all, or where an idempotency key was used for
--- another body. A job whose idempotency key has a job already is not made again.
+-- another body. A job whose idempotency key has a job already is not made again, as long as that
+-- one is kept.
 --
 -- KEYS: RQ's set of queues, then for each queue its list and its model's bell. The limits are none of
 -- the KEYS, which one has to be allowed to write.
@@ -13,11 +14,12 @@
 -- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
 
 local queues = KEYS[1]
-local limits, queue_prefix, bells_kept = ARGV[1], ARGV[2], ARGV[3]
+local limits, queue_prefix, bells_kept, bell_seconds = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- Of a larger submission, sent in parts, this is what comes later; `admitted` are parts after the
 -- first one: they were counted with it.
-local coming_jobs, coming_bytes, admitted = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
-local FIRST_JOB = 7
+local coming_jobs, coming_bytes, admitted = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
+local job_prefix = ARGV[8]
+local FIRST_JOB = 9
 local FIXED = 7
 
 local function read_jobs()
@@ -50,10 +52,19 @@ local function count_waiting()
   return waiting
 end
 
+-- What was made under the idempotency key of a job: its id and the hash of its body; nothing where
+-- it is gone.
+local function made_before(job)
+  if job.record == '' then return {} end
+  local known = redis.call('HMGET', job.record, 'job', 'body')
+  if not known[1] or redis.call('EXISTS', job_prefix .. known[1]) == 0 then return {} end
+  return known
+end
+
 local jobs = read_jobs()
 local reply, new = {'enqueued'}, {}
 for number, job in ipairs(jobs) do
-  local known = job.record ~= '' and redis.call('HMGET', job.record, 'job', 'body') or {}
+  local known = made_before(job)
   if known[2] and known[2] ~= job.body then return {'conflict', number} end
   if known[1] then
     reply[number + 1] = known[1]
@@ -85,6 +96,7 @@ for _, job in ipairs(new) do
     redis.call('SADD', queues, list)
     redis.call('RPUSH', bell, 1)
     redis.call('LTRIM', bell, -bells_kept, -1)
+    redis.call('EXPIRE', bell, bell_seconds)
     rung[list] = true
   end
 end

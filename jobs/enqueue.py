@@ -27,6 +27,9 @@ from mlx_rq.jobs.validation import encode_body
 JOBS_PER_STEP = 500
 """Redis does nothing else while it takes that many in: some hundredths of a second."""
 
+LONGEST_WAIT = 30 * 24 * 3600
+"""Seconds that an idempotency key is kept for while its job waits, beside those of the result."""
+
 
 class Checked(NamedTuple):
     """A body that passed the door."""
@@ -90,7 +93,8 @@ class _Step:
             record, fingerprint = keys.idempotency(idempotency_key), _fingerprint(item.body)
         job = _rq_job(queue, item, self._options)
         fields = [part for pair in job.to_dict().items() for part in pair]
-        self._arguments += (number, job.id, job.key, record, fingerprint, self._options.result_ttl)
+        kept = LONGEST_WAIT + self._options.result_ttl
+        self._arguments += (number, job.id, job.key, record, fingerprint, kept)
         self._arguments += (len(fields), *fields)
 
     def run(self, later: int, bytes_coming: int, *, admitted: bool) -> Any:
@@ -100,7 +104,8 @@ class _Step:
         for (model, _), (_, queue) in self._queues.items():
             names += (queue.key, keys.bell(model))
         ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
-        fixed: list[Any] = [keys.LIMITS, ours, keys.BELLS_KEPT, later, bytes_coming, int(admitted)]
+        fixed: list[Any] = [keys.LIMITS, ours, keys.BELLS_KEPT, keys.BELL_SECONDS]
+        fixed += [later, bytes_coming, int(admitted), RQJob.key_for("")]
         return script(keys=names, args=[*fixed, *self._arguments])
 
 

@@ -196,8 +196,10 @@ class Job:
         connection = self._connection
         with reachable(connection):
             origin, ttl = connection.hmget(RQJob.key_for(self.id), "origin", "result_ttl")
-            if origin is None:
-                raise JobNotFound(self.id)
+            try:
+                keys.model_and_priority(as_text(origin or b""))
+            except ValueError:  # there is none, or it is another program's in the same Redis
+                raise JobNotFound(self.id) from None
             error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
             reply, *holders = end_job(
                 connection,

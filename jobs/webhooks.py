@@ -33,6 +33,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CLAIM_SECONDS = 60
 """How long a door has for a delivery before another may take it."""
 
+_TRIES_KEPT = 48 * 3600
+"""Seconds after which counts of tries that nobody adds to are forgotten."""
+
 DELAYS = (5, 60, 300, 1800, 7200, 18_000, 36_000)
 """Seconds after each try that failed; after the last one the delivery is given up."""
 
@@ -78,19 +81,25 @@ def is_allowed(address: str, networks: Sequence[Network] = ()) -> bool:
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         # Addresses that hold an IPv4 address lead to that one.
-        inner = ip.ipv4_mapped or ip.sixtofour or _translated(ip)
+        inner = ip.ipv4_mapped or ip.sixtofour or _embedded(ip)
         if inner is not None:
             return is_allowed(str(inner), networks)
     if any(ip in network for network in networks):
         return True
-    return ip.is_global and not ip.is_multicast
+    special = ip.is_multicast or ip.is_reserved or ip in _TRANSLATED_HERE
+    return ip.is_global and not special and not getattr(ip, "is_site_local", False)
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.IPv6Network("::/96")
+_TRANSLATED_HERE = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""NAT64 of a network's own (RFC 8215): where it leads, only that network knows."""
 
 
-def _translated(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address in the last bits, where an address is of a kind that has one."""
+    holds = ip in _NAT64 or (ip in _COMPATIBLE and int(ip) > 1)
+    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if holds else None
 
 
 def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
@@ -162,7 +171,10 @@ def signed_headers(
 def claim_due(connection: Redis, limit: int, now: float) -> list[Delivery]:
     """Takes up to `limit` deliveries that are due; each is due again after CLAIM_SECONDS."""
     script = connection.register_script(load_script("mlx_rq.jobs", "webhooks.lua"))
-    taken = script(keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES], args=[now, limit, now + CLAIM_SECONDS])
+    taken = script(
+        keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES],
+        args=[now, limit, now + CLAIM_SECONDS, _TRIES_KEPT],
+    )
     return [Delivery(job_id.decode(), tries) for job_id, tries in taken]
 
 

@@ -8,7 +8,7 @@
 local job, queue, registry, executions, bell = unpack(KEYS)
 local job_id, execution, count, expired_before = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local execution_prefix, worker_prefix, worker_suffix = ARGV[5], ARGV[6], ARGV[7]
-local aboard_prefix, bells_kept = ARGV[8], tonumber(ARGV[9])
+local aboard_prefix, bells_kept, bell_seconds = ARGV[8], tonumber(ARGV[9]), ARGV[10]
 local composite = job_id .. ':' .. execution
 local record = execution_prefix .. composite
 
@@ -37,4 +37,5 @@ redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 redis.call('LPUSH', queue, job_id)
 redis.call('RPUSH', bell, 1)
 redis.call('LTRIM', bell, -bells_kept, -1)
+redis.call('EXPIRE', bell, bell_seconds)
 return 1

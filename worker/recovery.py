@@ -76,6 +76,7 @@ def give_back(
                     *execution_key_parts(),
                     keys.ABOARD,
                     keys.BELLS_KEPT,
+                    keys.BELL_SECONDS,
                 ],
                 client=pipe,
             )

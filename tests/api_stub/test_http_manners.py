@@ -46,6 +46,7 @@ def _error(answer: httpx.Response) -> dict[str, Any]:
         ("POST", "/v1/jobs", b'{"messages": NaN}', JSON, 400, "invalid_json"),
         ("POST", "/v1/jobs", b"[" * 100_000, JSON, 400, "invalid_json"),
         ("POST", "/v1/jobs", b'{"prompt": "\\ud800"}', JSON, 400, "invalid_json"),
+        ("POST", "/v1/jobs", b'{"model": "\\ud800", "prompt": "x"}', JSON, 400, "invalid_value"),
         ("POST", "/v1/jobs", b"[]", JSON, 400, "invalid_type"),
         ("POST", "/v1/jobs", b"{}", {}, 415, "unsupported_media_type"),
         ("POST", "/v1/jobs", b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
@@ -195,6 +196,8 @@ def test_foreign_pages_have_no_use_of_an_open_door(door: OpenDoor, start_door: S
     assert _error(door.http.get("/v1/models", headers=evil))["code"] == "origin_not_allowed"
     rebound = door.http.get("/v1/models", headers={"host": "evil.example"})
     assert (rebound.status_code, _error(rebound)["code"]) == (403, "host_not_allowed")
+    for headers in ({"host": "["}, {"origin": "http://["}):
+        assert door.http.get("/v1/models", headers=headers).status_code == 403, headers
     assert door.http.get("/v1/models", headers={"origin": door.url}).status_code == 200
 
     friend = {"origin": "https://app.example"}

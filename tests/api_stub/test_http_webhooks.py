@@ -299,6 +299,7 @@ def test_urls_that_are_good(url: str) -> None:
         *(("169.254.169.254", False), ("fe80::1", False), ("fd00::1", False), ("::", False)),
         *(("100.64.0.1", False), ("224.0.0.1", False), ("ff02::1", False), ("240.0.0.1", False)),
         *(("::ffff:10.0.0.1", False), ("2002:7f00:1::", False), ("64:ff9b::a00:1", False)),
+        *(("fec0::1", False), ("64:ff9b:1::1", False), ("::10.0.0.1", False)),
         *(("::ffff:8.8.8.8", True), ("64:ff9b::808:808", True), ("10.0.0.255", False)),
     ],
 )

@@ -304,9 +304,11 @@ class TestStatus:
         self, redis_url: str, connection: Redis
     ) -> None:
         foreign = Queue("emails", connection=connection).enqueue("smtplib.send")
-        for ask in (Job(foreign.id).info, lambda: fetch(foreign.id).info()):
+        job = Job(foreign.id)
+        for ask in (job.info, lambda: fetch(foreign.id).info(), job.cancel, job.delete):
             with pytest.raises(JobNotFound):
                 ask()
+        assert foreign.get_status() == "queued"
 
     @pytest.mark.parametrize("status", ["scheduled", "deferred", "created", "rate_limited"])
     def test_rqs_other_states_mean_that_the_job_waits(

@@ -312,9 +312,17 @@ class TestIdempotency:
         assert len(set(jobs)) == 1
         assert queue(connection).job_ids == [jobs[0].id]
 
-    def test_the_key_is_forgotten_with_the_result(self, redis_url: str, connection: Redis) -> None:
-        submit(messages=HI, idempotency_key="k", result_ttl=60)
-        assert 0 < connection.ttl(keys.idempotency("k")) <= 60
+    def test_the_key_is_kept_as_long_as_its_job(self, redis_url: str, connection: Redis) -> None:
+        first = submit(messages=HI, idempotency_key="k", result_ttl=60)
+        days = 24 * 3600
+        assert 29 * days < connection.ttl(keys.idempotency("k")) <= 30 * days + 60
+        connection.expire(keys.result(first.id), 1)
+        assert submit(messages=HI, idempotency_key="k", result_ttl=60) == first
+
+        first.delete()
+        second = submit(messages=HI, seed=1, idempotency_key="k")
+        assert second != first
+        assert submit(messages=HI, seed=1, idempotency_key="k") == second
 
     def test_the_key_itself_is_not_stored(self, redis_url: str, connection: Redis) -> None:
         submit(messages=HI, idempotency_key="customer@example.com")
