@@ -12,13 +12,13 @@ ROOMS := mlx_rq jobs engine worker api_stub
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --config-settings editable_mode=strict --editable
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

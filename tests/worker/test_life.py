@@ -417,6 +417,24 @@ class TestCancellation:
         worker.engine.release()
         assert patient.result(PATIENCE)["id"] == f"chatcmpl-{patient.id}"
 
+    def test_a_timeout_does_not_count_while_a_job_waits_inside_the_worker(
+        self, redis_url: str, start_worker: StartWorker
+    ) -> None:
+        # given a batch of one row, a job that holds it, and one behind it
+        worker = start_worker(FakeEngine(hold=True, capacity=1))
+        now = 0.0
+        worker.worker._interruptions._clock = lambda: now
+        first, patient = (submit(messages=HI, timeout=timeout) for timeout in (None, 30))
+        worker.engine.wait_for_tasks(2)
+        for now, turn in ((1000.0, False), (1001.0, True), (1030.0, True), (1032.0, True)):
+            if turn:
+                worker.engine.release(first.id)
+                first.result(PATIENCE)
+            worker.take_turns()
+            assert worker.engine.cancelled == ([] if now < 1031 else [patient.id]), now
+        with pytest.raises(JobFailed, match="within its timeout of 30"):
+            patient.result(PATIENCE)
+
 
 class TestTimeToLive:
     @pytest.mark.parametrize("code", [None, "no_luck"])
@@ -537,6 +555,7 @@ class TestRecords:
     ) -> None:
         start_worker(name="mac-1")
         submit(messages=HI).result(PATIENCE)
+        until_idle(connection)  # till then it may write its record once more
         connection.delete(keys.worker("mac-1"))  # as its time to live would
         assert live_workers(connection) == []
 
