@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.records import Record, Records, new_id
-from mlx_rq.api_stub.storage import FileStore
+from mlx_rq.api_stub.storage import FileStore, is_left_over
 from mlx_rq.jobs.batch import Batch, BatchOptions
 from mlx_rq.jobs.batch_files import Outputs
 from mlx_rq.jobs.batch_lines import BatchFile
@@ -97,7 +98,7 @@ class BatchRunner:
         if metadata is not None:
             record["metadata"] = metadata
         folder = self._folder / record["id"]
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         if self._files.find(input_file_id) is not None:
             os.link(self._files.path(input_file_id), folder / "input.jsonl")
         if output_lifetime is not None:
@@ -123,6 +124,20 @@ class BatchRunner:
 
         return self.records.update(identity, change)
 
+    def sweep(self) -> None:
+        """Deletes the folders that a crash left without a batch, or behind one that has ended.
+
+        Answers of a failed batch stay: they are only there where they could not be saved.
+        """
+        for path in self._folder.iterdir():
+            if not path.is_dir() or not is_left_over(path):
+                continue
+            record = self.records.get(path.name)
+            status = None if record is None else record["status"]
+            unsaved = status == "failed" and (path / "output.jsonl").exists()
+            if status is None or (status in _ENDED and not unsaved):
+                shutil.rmtree(path, ignore_errors=True)
+
     def _run(self, identity: str) -> None:
         """Takes a batch to its end, however often Redis goes away meanwhile."""
         while not self._closing.is_set():
@@ -136,11 +151,7 @@ class BatchRunner:
                 self._closing.wait(_RETRY_SECONDS)
             except Exception:
                 logger.exception("%s failed", identity)
-                self._advance(
-                    identity,
-                    "failed",
-                    errors=_errors([fault("server_error", "The door failed on this batch.")]),
-                )
+                _Run(self, identity).fail()
                 return
 
     def _advance(self, identity: str, status: str, **fields: Any) -> Record:
@@ -200,6 +211,8 @@ class _Run:
             batch = Batch(self._input, self._outputs, state, options)
             self._stop_if_due(batch)
             batch.run(self._watch)
+            if self._ended_as == "expired" and not batch.tally.errors[str(EXPIRED.code)]:
+                self._ended_as = "completed"  # all were answered before a door had time to look
 
     def _watch(self, batch: Batch) -> None:
         """Called at least once a second while the batch runs."""
@@ -230,9 +243,30 @@ class _Run:
         """Makes files of what was written, and ends the batch."""
         if self._ended_as != "cancelled":
             self._runner._advance(self._id, "finalizing")
-        fields: dict[str, Any] = {}
+        fields = self._adopt_outputs()
         if usage := _usage(self._outputs.answers):
             fields["usage"] = usage
+        self._runner._advance(self._id, self._ended_as, **fields)
+
+    def fail(self) -> None:
+        """Ends the batch as failed; what was answered before stays, in its output files."""
+        fields: dict[str, Any] = {}
+        saved = False
+        try:
+            with suppress(RequestError):  # cuts off a torn last line
+                self._outputs.recover(ours=True)
+            fields = self._adopt_outputs()
+            saved = True
+        except OSError:
+            logger.exception("%s: its answers stay in %s", self._id, self._folder)
+        errors = _errors([fault("server_error", "The door failed on this batch.")])
+        self._runner._advance(self._id, "failed", errors=errors, **fields)
+        if saved:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _adopt_outputs(self) -> dict[str, Any]:
+        """Makes files of what was written; returns their fields of the Batch object."""
+        fields: dict[str, Any] = {}
         for name, path in (
             ("output_file_id", self._outputs.answers),
             ("error_file_id", self._outputs.errors),
@@ -241,7 +275,7 @@ class _Run:
                 filename = f"{self._id}_{path.name}"
                 file = self._runner._files.adopt(path, filename, self._output_lifetime())
                 fields[name] = file["id"]
-        self._runner._advance(self._id, self._ended_as, **fields)
+        return fields
 
     def _output_lifetime(self) -> int | None:
         path = self._folder / "output_lifetime"

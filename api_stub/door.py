@@ -6,6 +6,7 @@ endpoint waits (`waiting.py`) or whose id it answers with.
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -32,6 +33,8 @@ from mlx_rq.jobs.requests import Kind
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.jobs.submit import submit
 from mlx_rq.jobs.validation import kind_of, validate
+
+logger = logging.getLogger("mlx_rq.api_stub")
 
 _DEFAULTS = JobOptions()
 
@@ -106,7 +109,7 @@ class Door:
         owner: str,
     ) -> Job:
         model = body.get("model")
-        if model is None or isinstance(model, str):  # else submit says what is wrong with it
+        if model is None or _is_text(model):  # else submit says what is wrong with it
             with reachable(self.connection):
                 self.check_served(model or keys.ANY_MODEL, waits=waits)
                 self._room.check(self.connection, model or keys.ANY_MODEL)
@@ -158,12 +161,20 @@ class Door:
         webhooks = asyncio.create_task(self.webhooks.run())
         try:
             while True:
-                await run_in_threadpool(self.files.sweep)
+                await self._sweep()
                 await asyncio.sleep(_SWEEP_SECONDS)
         finally:
             webhooks.cancel()
             self.batches.close()
             self._lock.close()
+
+    async def _sweep(self) -> None:
+        """Deletes files and folders that nobody needs; what goes wrong is tried again later."""
+        for sweep in (self.files.sweep, self.batches.sweep):
+            try:
+                await run_in_threadpool(sweep)
+            except Exception:  # as a disk's error: that must not end the batches, which run on
+                logger.exception("Cleaning up the data folder failed")
 
 
 async def get_door(request: Request) -> Door:
@@ -219,3 +230,8 @@ def _refuse_constant(name: str) -> None:
 
 
 JsonBody = Annotated[dict[str, Any], Depends(read_json)]
+
+
+def _is_text(value: Any) -> bool:
+    """Tells whether a value is text that can be written: JSON may hold half a character."""
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value

@@ -24,7 +24,7 @@ class Records:
     """Records by their `id`, in memory and on disk. Used from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
         self._lock = threading.RLock()
         self._records: dict[str, Record] = {}

@@ -19,15 +19,19 @@ from mlx_rq.api_stub.records import Record, Records, new_id
 from mlx_rq.jobs.batch_lines import parse_object, read_lines
 from mlx_rq.jobs.errors import RequestError
 
+LEFT_OVER_SECONDS = 3600
+"""Uploads and batches that are being made have no record yet; after that long, none will come."""
+
 _CHUNK_BYTES = 1 << 20
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
-    """Takes the data folder for this door until the file is closed.
+    """Takes the data folder for this door until the file is closed; only its user can open it.
 
     Raises RequestError where another door has it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)  # prompts and answers lie in it
     file = (folder / "lock").open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,6 +124,19 @@ class FileStore:
         for record in self._records.all():
             if _has_expired(record):
                 self.delete(record["id"])
+        for path in self._folder.glob("*.data"):
+            if self._records.get(path.stem) is None and is_left_over(path):
+                path.unlink(missing_ok=True)
+
+
+def is_left_over(path: Path) -> bool:
+    """Tells whether nothing was done to a file or folder for so long that nobody is at it."""
+    try:
+        # Not mtime: what a batch wrote long ago may have been linked a moment ago.
+        changed_at = path.stat().st_ctime
+    except FileNotFoundError:
+        return False
+    return changed_at + LEFT_OVER_SECONDS <= time.time()
 
 
 def _has_expired(record: Record) -> bool:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from mlx_rq.jobs.batch_lines import Source, input_changed
-from mlx_rq.jobs.batch_records import Ended, Stored, code_of, encode_record, read_stored, record
+from mlx_rq.jobs.batch_records import (
+    Ended,
+    Stored,
+    code_of,
+    encode_record,
+    may_be_damaged,
+    read_stored,
+    record,
+)
 from mlx_rq.jobs.batch_state import sync_folder
 from mlx_rq.jobs.errors import RequestError
 
@@ -54,19 +62,19 @@ class Outputs:
         """Reads what is there already and cuts off a torn last line.
 
         Without a file of answers everything starts over, also where there are errors. Raises
-        RequestError where a file holds anything else and is not known to be `ours`.
+        RequestError, leaving the files as they are, where one holds anything else. The answers of
+        a run that is known to be `ours` are trusted; its errors are not, as they go into whatever
+        file this command names.
         """
+        if not ours:
+            _check_file(self.answers)
+        if self.errors is not None:
+            _check_file(self.errors, errors_only=True, ours=ours)
         done = Done()
         for path in self._paths:
-            for number, stored in enumerate(_heal(path), 1):
+            for stored in _heal(path):
                 if stored is not None:
                     done.add(stored)
-                elif not ours:
-                    raise RequestError(
-                        f"{path} is there already, and its line {number} is no record of a batch. "
-                        "Choose another name, or move the file away.",
-                        code="output_exists",
-                    )
                 self._lines += 1
         if not self.answers.exists():
             self._lines = 0
@@ -76,9 +84,14 @@ class Outputs:
 
     def create(self) -> None:
         """Makes the file of answers, even if none should come: a missing one starts all over."""
-        if self.errors is not None and not self.answers.exists():
-            self.errors.unlink(missing_ok=True)
+        if not self.answers.exists():
+            self._forget_errors()
         self._file(self.answers)
+
+    def _forget_errors(self) -> None:
+        """Removes the errors of an earlier run; something like /dev/null stays."""
+        if self.errors is not None and self.errors.is_file():
+            self.errors.unlink()
 
     def append(self, ended: Iterable[Ended]) -> list[str | None]:
         """Writes records; returns their error codes (None: an answer). They survive a kill."""
@@ -132,8 +145,14 @@ class PipedOutputs(Outputs):
         self._open[self.answers] = stream
 
     def recover(self, *, ours: bool) -> Done:
-        """Finds nothing."""
+        """Finds nothing. Raises RequestError where the file of errors holds anything else."""
+        if self.errors is not None:
+            _check_file(self.errors, errors_only=True)
         return Done()
+
+    def create(self) -> None:
+        """Removes the errors of an earlier run, as nothing of it is gone on with."""
+        self._forget_errors()
 
     def sync(self) -> None:
         """Does nothing: append has flushed."""
@@ -156,9 +175,30 @@ class _Place(NamedTuple):
     is_answer: bool
 
 
+def _check_file(path: Path, *, errors_only: bool = False, ours: bool = False) -> None:
+    """Raises RequestError where a file holds what no batch has written.
+
+    Its last line may be torn; in one of `ours`, a power cut may have put zeros into any line.
+    """
+    if not path.is_file():
+        return
+    for number, (_, raw, stored) in enumerate(_scan(path), 1):
+        if stored is not None and not (errors_only and stored.code is None):
+            continue
+        torn = not raw.endswith(b"\n") and not raw.startswith(b"\0")
+        if stored is None and (ours or torn) and may_be_damaged(raw):
+            continue
+        what = "no record of a batch" if stored is None else "an answer, not an error"
+        raise RequestError(
+            f"{path} is there already, and its line {number} is {what}. "
+            "Choose another name, or move the file away.",
+            code="output_exists",
+        )
+
+
 def _heal(path: Path) -> Iterator[Stored | None]:
     """Yields what the whole lines of a file hold (None: no record) and cuts off a torn last one."""
-    if not path.exists():
+    if not path.is_file():
         return
     end = 0
     for offset, raw, stored in _scan(path):

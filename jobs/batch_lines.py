@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeGuard
 
 from mlx_rq.jobs.errors import RequestError
 from mlx_rq.jobs.requests import Kind
-from mlx_rq.jobs.validation import encode_body, validate
+from mlx_rq.jobs.validation import encode_body, short, validate
 
 KIND_BY_URL: Mapping[str, Kind] = {
     "/v1/chat/completions": "chat",
@@ -73,9 +73,12 @@ def good_line(
     body: Mapping[str, Any],
     row: Mapping[str, Any],
 ) -> Line:
-    """Makes the line of a request that can be tried."""
-    # Key order counts: it reaches prompts through tools and schemas.
-    text = json.dumps([custom_id, url, body])
+    """Makes the line of a request that can be tried; raises RequestError where it is not JSON."""
+    try:
+        # Key order counts: it reaches prompts through tools and schemas.
+        text = json.dumps([custom_id, url, body])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
     return Line(number, custom_id, url, body, digest(text.encode()), row)
 
 
@@ -161,13 +164,13 @@ class BatchFile:
             try:
                 record = parse_object(raw)
                 _check_record(record)
+                custom_id, body = record["custom_id"], {**record["body"], **self.settings}
+                row = {"custom_id": custom_id}
+                line = good_line(number, custom_id, record["url"], body, row)
             except RequestError as error:
-                custom_id = record.get("custom_id")
-                known = custom_id if is_id(custom_id) else None
-                yield bad_line(number, error, raw, custom_id=known)
-                continue
-            custom_id, body = record["custom_id"], {**record["body"], **self.settings}
-            yield good_line(number, custom_id, record["url"], body, {"custom_id": custom_id})
+                known = record.get("custom_id")
+                line = bad_line(number, error, raw, custom_id=known if is_id(known) else None)
+            yield line
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
@@ -183,8 +186,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
         if not isinstance(value, expected):
             what = "an object" if expected is dict else "a string"
             raise RequestError(
-                f"Invalid type for '{field}': expected {what}, but got {str(value)[:80]!r} "
-                "instead.",
+                f"Invalid type for '{field}': expected {what}, but got {short(value)!r} instead.",
                 code="invalid_type",
                 param=field,
             )

@@ -59,7 +59,15 @@ def record(ended: Ended) -> dict[str, Any]:
 
 def encode_record(value: Mapping[str, Any]) -> bytes:
     """Writes a record as a line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    # One error that quotes half of a surrogate pair must not be the end of the whole batch.
+    return text.encode(errors="replace") + b"\n"
+
+
+def may_be_damaged(raw: bytes) -> bool:
+    """Tells whether a line can be what is left of a record after a kill or a power cut."""
+    beginning = f'{{"id":"{_ID_PREFIX}'.encode()
+    return raw.startswith((beginning, b"\0")) or beginning.startswith(raw)
 
 
 class Stored(NamedTuple):

@@ -19,17 +19,11 @@ from rq.results import Result
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.batch_answers import Usage, usage_of
 from mlx_rq.jobs.batch_lines import Line, refusal
+from mlx_rq.jobs.batch_lookup import note_of, result_of, submitted_before, withdraw
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.connection import connect, reachable
 from mlx_rq.jobs.enqueue import JOBS_PER_STEP
-from mlx_rq.jobs.errors import (
-    JobFailed,
-    JobNotFound,
-    QueueFull,
-    RedisUnavailable,
-    RequestError,
-    error_object,
-)
+from mlx_rq.jobs.errors import JobNotFound, QueueFull, RedisUnavailable, RequestError
 from mlx_rq.jobs.handle import Job, ended_among
 from mlx_rq.jobs.options import JobOptions
 from mlx_rq.jobs.submit import submit_many
@@ -80,6 +74,7 @@ class Flight:
         self._send_at = 0.0
         self._full: str | None = None  # why Redis takes no more lines at the moment
         self._stopped: RequestError | None = None
+        self._unwanted: list[str] = []  # jobs that are taken out of the queue if no worker has them
         self.note: str | None = None
         self.answers = 0
         self.usage = Usage(0, 0, 0)
@@ -145,16 +140,13 @@ class Flight:
                 Job(job_id, self._redis_url).cancel()
 
     def stop(self, error: RequestError) -> None:
-        """Lets what a worker has begun finish; all other lines end with this error."""
+        """Lets what a worker has begun finish; all other lines end with this error.
+
+        So do, with a `key_of`, lines that an earlier flight submitted: what was answered stands.
+        The next turn of `run` does it.
+        """
         self._stopped = error
-        for number, line in self._unsent:
-            self._held[number] = Ended(line, {"error": error.error})
-        self._unsent.clear()
-        for job_id in list(self._running):
-            with suppress(RedisUnavailable, RedisError, JobNotFound):
-                job = Job(job_id, self._redis_url)
-                if job.status() == "queued":
-                    job.cancel()
+        self._unwanted = list(self._running)
 
     def _fill(self, lines: Iterator[Line], more: bool) -> bool:
         """Reads and sends lines where a fair part of the window is free; says if there are more."""
@@ -163,14 +155,42 @@ class Flight:
             chunk = list(islice(lines, free))
             more = len(chunk) == free
             for line in chunk:
-                if error := self._stopped or refusal(line):
+                if self._stopped is None and (error := refusal(line)):
                     self._held[self._number] = Ended(line, {"error": error.error})
                 else:
                     self._unsent.append((self._number, line))
                 self._number += 1
+        if self._stopped is not None:
+            self._wind_up(self._stopped)
         while self._unsent and time.monotonic() >= self._send_at:
             self._send(self._unsent[:JOBS_PER_STEP])
         return more
+
+    def _wind_up(self, error: RequestError) -> None:
+        """Ends the lines that were never submitted, and takes jobs that wait out of the queue.
+
+        Lines that an earlier flight submitted have jobs, which may have ended, or go on.
+        """
+        while chunk := self._unsent[:JOBS_PER_STEP]:
+            job_ids: Sequence[str | None] = [None] * len(chunk)
+            if self._key_of is not None:
+                line_keys = [self._key_of(line) for _, line in chunk]
+                job_ids = submitted_before(self._connection, line_keys)
+            del self._unsent[: len(chunk)]
+            for (number, line), job_id in zip(chunk, job_ids, strict=True):
+                if job_id is None:
+                    self._held[number] = Ended(line, {"error": error.error})
+                else:
+                    self._set_out(job_id, number, line)
+                    self._unwanted.append(job_id)
+        while self._unwanted:
+            withdraw(Job(self._unwanted[-1], self._redis_url))
+            self._unwanted.pop()  # not before: Redis may go away meanwhile
+
+    def _set_out(self, job_id: str, number: int, line: Line) -> None:
+        # The body lies in Redis now; of the copy here, only whether it is to stay there.
+        kept = {"store": True} if line.body.get("store") is True else {}
+        self._running[job_id] = number, replace(line, body=kept)
 
     def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
         lines = [line for _, line in chunk]
@@ -190,9 +210,7 @@ class Flight:
         self._full = None
         del self._unsent[: len(chunk)]
         for job, (number, line) in zip(jobs, chunk, strict=True):
-            # The body lies in Redis now; of the copy here, only whether it is to stay there.
-            kept = {"store": True} if line.body.get("store") is True else {}
-            self._running[job.id] = number, replace(line, body=kept)
+            self._set_out(job.id, number, line)
 
     def _wait_for_room(self, chunk: Sequence[tuple[int, Line]], error: QueueFull) -> None:
         """Sends as many as there is room for now, and the others later: none is lost."""
@@ -211,6 +229,8 @@ class Flight:
         if len(chunk) > 1:
             for one in chunk:
                 self._send([one])
+                if self._unsent[:1] == [one]:  # no room: those behind it wait with it
+                    return
             return
         ((number, line),) = chunk
         del self._unsent[:1]
@@ -253,9 +273,9 @@ class Flight:
         for start in range(0, len(job_ids), JOBS_PER_STEP):
             self._take_results(job_ids[start : start + JOBS_PER_STEP])
         for job_id in ended_among(self._connection, list(self._running)):
-            self._end(job_id, _result_of(Job(job_id, self._redis_url)))
+            self._end(job_id, result_of(Job(job_id, self._redis_url)))
         oldest = next(iter(self._running), None)
-        self.note = self._full or (oldest and _note_of(Job(oldest, self._redis_url)))
+        self.note = self._full or (oldest and note_of(Job(oldest, self._redis_url)))
 
     def _end(self, job_id: str, result: Any) -> None:
         number, line = self._running.pop(job_id)
@@ -277,22 +297,3 @@ class Flight:
             ready.append(ended)
             self._next += 1
         return ready
-
-
-def _result_of(job: Job) -> Any:
-    """Reads the result of a job that left no result key, or is gone altogether."""
-    try:
-        return job.result(timeout=0)
-    except JobFailed as failure:
-        return {"error": failure.error}
-    except JobNotFound:
-        message = "The job vanished from Redis (it was flushed, or ran out of memory)."
-        return {"error": error_object(message, code="job_lost", type="server_error")}
-
-
-def _note_of(job: Job) -> str | None:
-    try:
-        note: str | None = job.info()["note"]
-    except JobNotFound:
-        return None
-    return note

@@ -8,7 +8,7 @@ columns, once to write. Parquet needs pyarrow (the extra `datasets`), CSV does n
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,12 @@ PART_ROWS = 10_000
 SHARD_ROWS = 100_000
 """Rows in a file of a dataset folder."""
 
-_BESIDE = ("error", "finish_reason", "prompt_tokens", "completion_tokens")
+_BESIDE: Mapping[str, str | None] = {
+    "error": "string",
+    "finish_reason": "string",
+    "prompt_tokens": "int64",
+    "completion_tokens": "int64",
+}
 _TYPES = {"integer": "int64", "number": "double", "string": "string", "boolean": "bool"}
 _DATASET_CARD = """\
 ---
@@ -46,7 +51,8 @@ class Dataset:
     """What there is to write. `schema` is the JSON schema of structured answers, if any.
 
     An answer whose schema is an object with properties gets a column for each; any other answer
-    gets the column `answer`. A name that the input has already is prefixed with `answer_`.
+    gets the column `answer`. A name that the input or the columns beside the answers have already
+    is prefixed with `answer_`, as often as it takes.
     """
 
     source: Source
@@ -76,19 +82,17 @@ class _Table:
         self._dataset = dataset
         self._inputs = list(dict.fromkeys(name for line in dataset.source for name in line.row))
         schema = dataset.schema or {}
-        self._properties: Mapping[str, Any] | None = schema.get("properties")
+        properties = schema.get("properties")
+        self._properties = properties if isinstance(properties, Mapping) and properties else None
         answers: Mapping[str, Any] = self._properties or {"answer": schema}
-        self._names = {
-            name: f"answer_{name}" if name in self._inputs else name
-            for name in (*answers, *_BESIDE)
-        }
-        self.columns = [*self._inputs, *self._names.values()]
-        known = {name: _type_name(answer) for name, answer in answers.items()}
-        known |= {"error": "string", "finish_reason": "string"}
-        known |= {"prompt_tokens": "int64", "completion_tokens": "int64"}
+        self._beside = _distinct(_BESIDE, self._inputs)
+        self._answers = _distinct(answers, [*self._inputs, *self._beside.values()])
+        self.columns = [*self._inputs, *self._answers.values(), *self._beside.values()]
+        known = {self._beside[name]: type for name, type in _BESIDE.items()}
+        known |= {self._answers[name]: _type_name(answer) for name, answer in answers.items()}
         if dataset.schema is None:
-            known["answer"] = "string"
-        self.known_types = {self._names[name]: type for name, type in known.items() if type}
+            known[self._answers["answer"]] = "string"
+        self.known_types = {column: type for column, type in known.items() if type}
 
     def count(self) -> int:
         """Counts the rows."""
@@ -101,42 +105,67 @@ class _Table:
                 if not raw or read_stored(raw).fingerprint != line.fingerprint:
                     raise input_changed(self._dataset.source)
                 cells = {name: line.row.get(name) for name in self._inputs}
-                for name, value in self._cells(json.loads(raw)).items():
-                    cells[self._names[name]] = value
+                answer, beside = self._read(json.loads(raw))
+                cells |= {column: answer.get(name) for name, column in self._answers.items()}
+                cells |= {column: beside.get(name) for name, column in self._beside.items()}
                 yield cells
 
-    def _cells(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes what stands beside the input's columns; what is missing is null."""
-        cells: dict[str, Any] = dict.fromkeys(self._names)
+    def _read(self, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Gives what a record says as an answer and beside it, by name; what is missing is null."""
         if (code := code_of(record)) is not None:
             error = record["error"] or record["response"]["body"]["error"]
-            return {**cells, "error": f"{code}: {error['message']}"}
+            return {}, {"error": f"{code}: {error['message']}"}
         response = record["response"]["body"]
         usage = usage_of(response)
-        cells["finish_reason"] = finish_reason_of(response)
-        cells["prompt_tokens"], cells["completion_tokens"] = usage.prompt, usage.completion
+        beside = {
+            "finish_reason": finish_reason_of(response),
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+        }
         if self._dataset.schema is None:
-            return {**cells, "answer": text_of(response)}
+            return {"answer": text_of(response)}, beside
         try:
-            value = value_of(response, self._dataset.schema)
+            value = _writable(value_of(response, self._dataset.schema))
         except JobFailed as failure:
-            return {**cells, "error": f"{failure.error['code']}: {failure.error['message']}"}
+            error = failure.error
+            return {}, {**beside, "error": f"{error['code']}: {error['message']}"}
         if self._properties is None:
-            return {**cells, "answer": value}
+            return {"answer": value}, beside
         if not isinstance(value, Mapping):
-            return {**cells, "error": "invalid_answer: The answer is not a JSON object."}
-        return {**cells, **{name: value.get(name) for name in self._properties}}
+            return {}, {**beside, "error": "invalid_answer: The answer is not a JSON object."}
+        return value, beside
 
 
-def _type_name(schema: Mapping[str, Any]) -> str | None:
+def _distinct(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+    """Gives each name a column that is not taken: of its own name, where that is possible."""
+    columns: dict[str, str] = {name: _writable(name) for name in names}
+    used = {*taken, *columns.values()}
+    for name, column in columns.items():
+        if column not in taken:
+            continue
+        while column in used:
+            column = f"answer_{column}"
+        used.add(column)
+        columns[name] = column
+    return columns
+
+
+def _writable(value: Any) -> Any:
+    """Puts `?` for halves of surrogate pairs, which models can write in JSON and files cannot."""
+    text = json.dumps(value, ensure_ascii=False)
+    written = text.encode(errors="replace")
+    return value if written.decode() == text else json.loads(written)
+
+
+def _type_name(schema: Any) -> str | None:
     """Names the column type of a JSON schema, where that is plain to see."""
-    options = schema.get("anyOf", [schema])
+    options = schema.get("anyOf", [schema]) if isinstance(schema, Mapping) else []
     kinds = [kind for option in options for kind in _kinds(option) if kind != "null"]
     return _TYPES.get(kinds[0]) if len(kinds) == 1 else None
 
 
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    kind = schema.get("type", "anything")
+def _kinds(schema: Any) -> list[Any]:
+    kind = schema.get("type", "anything") if isinstance(schema, Mapping) else "anything"
     return kind if isinstance(kind, list) else [kind]
 
 

@@ -60,6 +60,9 @@ class RequestError(ValueError):
         param: str | None = None,
         type: ErrorType = "invalid_request_error",
     ) -> None:
+        # It may quote names and values that UTF-8 cannot say, and goes into Redis, files and logs.
+        message = message.encode(errors="backslashreplace").decode()
+        param = param and param.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.error: ErrorObject = error_object(message, code=code, param=param, type=type)
 

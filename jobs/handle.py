@@ -196,8 +196,9 @@ class Job:
         connection = self._connection
         with reachable(connection):
             origin, ttl = connection.hmget(RQJob.key_for(self.id), "origin", "result_ttl")
+            queue_name = as_text(origin or b"")
             try:
-                keys.model_and_priority(as_text(origin or b""))
+                keys.model_and_priority(queue_name)
             except ValueError:  # there is none, or it is another program's in the same Redis
                 raise JobNotFound(self.id) from None
             error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
@@ -205,7 +206,7 @@ class Job:
                 connection,
                 connection,
                 job_id=self.id,
-                queue_name=as_text(origin),
+                queue_name=queue_name,
                 ending="canceled",
                 outcome={"error": error},
                 result_ttl=int(ttl or DEFAULT_RESULT_TTL),

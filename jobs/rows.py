@@ -5,6 +5,7 @@ piece by piece, and may be read again.
 """
 
 import csv
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -98,9 +99,25 @@ class JsonTable:
     def __iter__(self) -> Iterator[Row]:
         for number, raw in read_lines(self.path):
             try:
-                yield Row(number, parse_object(raw), raw=raw)
+                yield _json_row(number, raw)
             except RequestError as error:
                 yield Row(number, {}, error, raw)
+
+
+def _json_row(number: int, raw: bytes) -> Row:
+    """Reads a row; where it holds what no file can, that is its fault, and `?` stands there."""
+    values = parse_object(raw)
+    if b"\\ud" not in raw.lower():
+        return Row(number, values, raw=raw)
+    text = json.dumps(values, ensure_ascii=False)
+    written = text.encode(errors="replace")
+    if written.decode() == text:
+        return Row(number, values, raw=raw)
+    fault = RequestError(
+        'The row holds half of a surrogate pair (as in "\\ud800"), which is no text.',
+        code="invalid_row",
+    )
+    return Row(number, json.loads(written), fault, raw)
 
 
 class ParquetTable:
@@ -109,19 +126,28 @@ class ParquetTable:
     unit = "row"
 
     def __init__(self, path: Path, name: str) -> None:
-        self._file = _open_parquet(path, name)
-        self.columns: list[str] = self._file.schema_arrow.names
+        self._name = name
+        self._file, self.columns = _open_parquet(path, name)
 
     def __iter__(self) -> Iterator[Row]:
-        batches = self._file.iter_batches(batch_size=_PARQUET_BATCH)
-        values = (row for batch in batches for row in batch.to_pylist())
-        return (Row(number, row) for number, row in enumerate(values, 1))
+        number = 0
+        try:
+            for batch in self._file.iter_batches(batch_size=_PARQUET_BATCH):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(number, values)
+        except (OSError, ValueError) as error:  # as text that is not UTF-8, or a broken page
+            raise RequestError(
+                f"{self._name}, after row {number}: {error}", code="invalid_row"
+            ) from None
 
 
-def _open_parquet(path: Path, name: str) -> Any:
+def _open_parquet(path: Path, name: str) -> tuple[Any, list[str]]:
+    """Opens a file and reads the names of its columns."""
     parquet = needs_pyarrow("pyarrow.parquet")
     try:
-        return parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
+        return file, file.schema_arrow.names
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise RequestError(f"{name} is not a Parquet file: {error}", code="invalid_value") from None
 

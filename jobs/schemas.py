@@ -8,7 +8,7 @@ which says at the worker what it cannot do.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,8 @@ MAX_ENUM_VALUES = 10_000
 MAX_PROPERTIES = 5_000
 MAX_OPTIONAL_PROPERTIES = 1_000
 MAX_MULTIPLE = 10_000
+_ENDLESS = 10**30
+"""Larger numbers are not told apart: none of them is near the cap."""
 
 Schema = Mapping[str, Any]
 
@@ -54,7 +56,12 @@ def over_caps(schema: Any) -> str | None:
     """Says which cap a schema exceeds, as the end of an error message; None where it keeps all."""
     if _nesting(schema) > MAX_NESTING:
         return f"it is nested more than {MAX_NESTING} levels deep."
-    size = len(json.dumps(schema, ensure_ascii=False).encode())
+    try:
+        size = len(json.dumps(schema, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return "it holds half of a surrogate pair, which is no text."
+    except (TypeError, ValueError) as error:  # an object of Python's, or an endless integer
+        return f"it is not JSON: {error}."
     if size > MAX_SCHEMA_BYTES:
         return f"it has {size:,} bytes; the limit is {MAX_SCHEMA_BYTES:,}."
     enums = properties = 0
@@ -76,11 +83,26 @@ def over_caps(schema: Any) -> str | None:
         return f"it has {enums:,} enum values; the limit is {MAX_ENUM_VALUES:,}."
     if properties > MAX_PROPERTIES:
         return f"it has {properties:,} properties; the limit is {MAX_PROPERTIES:,}."
-    # Where schemas are merged, a number must be a multiple of the least common multiple.
-    together = math.lcm(*multiples) if _merges(schema) else max(multiples)
+    together = _together(multiples, merged=_merges(schema))
     if together > MAX_MULTIPLE:
-        return f"'multipleOf' comes to {together:,}; the limit is {MAX_MULTIPLE:,}."
+        told = f"{together:,}" if together < _ENDLESS else "an endless number"
+        return f"'multipleOf' comes to {told}; the limit is {MAX_MULTIPLE:,}."
     return None
+
+
+def _together(multiples: Set[int], *, merged: bool) -> int:
+    """Gives the most states that an automaton needs; where that is too many, some such number.
+
+    Where schemas are merged, a number must be a multiple of the least common multiple.
+    """
+    if not merged:
+        return max(multiples, default=1)
+    together = 1
+    for multiple in multiples:
+        together = math.lcm(together, multiple)
+        if together > MAX_MULTIPLE:  # all of them together may have a million digits
+            break
+    return together
 
 
 def _nesting(value: Any) -> int:
@@ -104,12 +126,14 @@ def _states(multiple: Any) -> int:
     """Counts the states of the automaton for a `multipleOf`: its digits, read as an integer."""
     if not isinstance(multiple, (int, float)) or isinstance(multiple, bool) or multiple <= 0:
         return 1
+    if isinstance(multiple, int):
+        return min(multiple, _ENDLESS)
     if not math.isfinite(multiple):
-        return MAX_MULTIPLE + 1
+        return _ENDLESS
     number = Decimal(str(multiple))
     exponent = number.normalize().as_tuple().exponent
     scaled = number.scaleb(-min(0, exponent)) if isinstance(exponent, int) else number
-    return max(1, int(scaled)) if scaled.adjusted() < 30 else MAX_MULTIPLE + 1
+    return min(max(1, int(scaled)), _ENDLESS)
 
 
 def _merges(schema: Any) -> bool:

@@ -48,7 +48,7 @@ class Template:
         if missing := [column for column in self.columns if column not in columns]:
             raise RequestError(
                 f"'{self._option}' names {', '.join(map(repr, missing))}, which {where} does not "
-                f"have. Its columns: {', '.join(columns)}.",
+                f"have. Its columns: {', '.join(map(str, columns))}.",
                 code="missing_column",
                 param=missing[0],
             )
@@ -85,7 +85,10 @@ class ChatTemplate:
 
 
 def _text(value: Any) -> str:
-    """Writes a value as a prompt shows it: text as it is, nothing for null, JSON for the rest."""
+    """Writes a value as a prompt shows it: text as it is, nothing for null, JSON for the rest.
+
+    Raises RequestError where that cannot be, as where it is nested too deep.
+    """
     match value:
         case str():
             return value
@@ -94,6 +97,11 @@ def _text(value: Any) -> str:
         case float() if value != value:  # how many tables write null
             return ""
         case bool() | list() | dict():
-            return json.dumps(value, ensure_ascii=False, default=str)
+            try:
+                return json.dumps(value, ensure_ascii=False, default=str)
+            except (ValueError, RecursionError) as error:
+                raise RequestError(
+                    f"A value cannot be written: {error}.", code="invalid_row"
+                ) from None
         case _:
             return str(value)

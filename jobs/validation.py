@@ -61,8 +61,21 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
 def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
     """Reads a body as the request of its kind.
 
-    Raises RequestError with the first fault in the order of the fields.
+    Raises RequestError with the first fault in the order of the fields, and nothing else: one bad
+    body must never be the end of the worker, or of the file, that it came with.
     """
+    try:
+        return _validated(kind, body)
+    except RequestError:
+        raise
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        # A value that no check foresaw: text that is none, an endless number, nested too deep.
+        raise RequestError(
+            f"The body cannot be read: {type(error).__name__}: {error}.", code="invalid_value"
+        ) from None
+
+
+def _validated(kind: str, body: Mapping[str, Any]) -> JobRequest:
     model = REQUESTS.get(kind)  # type: ignore[call-overload]
     if model is None:
         raise RequestError(
@@ -76,7 +89,7 @@ def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
             value = known.pop(name)
             if value is not None and value not in harmless:
                 raise RequestError(
-                    f"Unsupported parameter: '{name}' is not supported yet.",
+                    f"Unsupported parameter: '{name}' {_why_not(name)}.",
                     code="unsupported_parameter",
                     param=name,
                 )
@@ -92,6 +105,12 @@ def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
             param="store",
         )
     return request
+
+
+def _why_not(name: str) -> str:
+    if name in ("stream", "stream_options"):
+        return "works over the HTTP door (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+    return "is not supported yet"
 
 
 def read_as(model: type[Model], body: Mapping[str, Any]) -> Model:
@@ -195,7 +214,7 @@ def _out_of_range(kind: str, param: str, value: Any, context: Mapping[str, Any])
     limit = f"{limit:g}" if isinstance(limit, float) else limit
     message = (
         f"Invalid '{param}': {number} {side} {bound} value. "
-        f"Expected a value {sign} {limit}, but got {_short(value)} instead."
+        f"Expected a value {sign} {limit}, but got {short(value)} instead."
     )
     return message, f"{number}_{side}_{bound[:3]}_value"
 
@@ -203,12 +222,12 @@ def _out_of_range(kind: str, param: str, value: Any, context: Mapping[str, Any])
 def _not_one_of(param: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
     if ".content[" in param and param.endswith(".type") and isinstance(value, str):
         return (
-            f"Invalid content type: '{_short(value)}' at '{param}'. "
+            f"Invalid content type: '{short(value)}' at '{param}'. "
             "This is a text model: only 'text' parts are supported."
         ), "invalid_value"
     allowed = context.get("expected_tags") or context.get("expected", "")
     return (
-        f"Invalid value: {_short(value)!r} at '{param}'. Supported values are: {allowed}."
+        f"Invalid value: {short(value)!r} at '{param}'. Supported values are: {allowed}."
     ), "invalid_value"
 
 
@@ -245,9 +264,12 @@ def _name_of(value: Any) -> str:
             return f"a {type(value).__name__}"
 
 
-def _short(value: Any, most: int = 80) -> str:
+def short(value: Any, most: int = 80) -> str:
+    """Shows a value in an error, cut off where it is long."""
     try:
         text = str(value)
     except ValueError:  # Python prints no integer of more than some thousand digits
         text = "a number with too many digits"
+    except RecursionError:
+        text = "a value nested too deep"
     return text if len(text) <= most else text[: most - 1] + "…"

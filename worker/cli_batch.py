@@ -52,18 +52,23 @@ _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option("--retry-errors", is_flag=True, help="Run the lines again that ended with an error.")
 @option("--order", type=click.Choice(["input", "finished"]), default="input")
 @option("--prompt", metavar="TEMPLATE", help="INPUT has rows: what to ask of each, with {column}s.")
-@option("--system", metavar="TEMPLATE", help="A system message before the prompt.")
+@option("--system", envvar=None, metavar="TEMPLATE", help="A system message before the prompt.")
 @option("--schema", type=_schema_file, help="A JSON schema that the answers follow.")
 @option("--id-column", metavar="NAME", help="The column that names a row.", show_default="row-<n>")
-@option("--model", metavar="ID", help="Which model answers, over what the lines say.")
+@option("--model", envvar=None, metavar="ID", help="Which model answers, over what the lines say.")
 @click.option(
     "-p", "--parameter", multiple=True, metavar="NAME=VALUE", help="Any field of all bodies."
 )
 @option("--dry-run", is_flag=True, help="Show the first prompts and what it takes; run nothing.")
 @option("--in-flight", type=click.IntRange(1), default=DEFAULT_WINDOW, help="Most jobs at once.")
-@option("--priority", type=click.Choice(PRIORITIES), default="low")
+@option("--priority", envvar=None, type=click.Choice(PRIORITIES), default="low")
 @option("--result-ttl", type=int, default=DEFAULT_RESULT_TTL, help="Seconds to keep a result.")
-@option("--timeout", type=float, help="Seconds that an attempt may take.")
+@option(
+    "--timeout",
+    envvar=None,
+    type=float,
+    help="Seconds that an attempt may take, once it has begun.",
+)
 @option("--max-attempts", type=int, default=DEFAULT_MAX_ATTEMPTS)
 @option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
@@ -186,14 +191,14 @@ class _Places(NamedTuple):
 
 
 def _places(input_name: str, output: str, options: Mapping[str, Any]) -> _Places:
-    path, errors = Path(output), options["errors"]
+    path, errors = Path(output), _errors_path(input_name, output, options)
     if not path.name or not path.parent.is_dir():
         raise click.UsageError(f"-o: there is no folder {path.parent} to write {output} into")
     state = path.with_name(f"{path.name}.state")
     if path.suffix == ".jsonl":
-        apart = None if options["together"] else Path(errors or path.with_suffix(".errors.jsonl"))
+        apart = None if options["together"] else errors or path.with_suffix(".errors.jsonl")
         for other, name in ((Path(input_name), "INPUT"), (apart, "--errors")):
-            if other is not None and other.resolve() == path.resolve():
+            if other is not None and _same(other, path):
                 raise click.UsageError(f"-o and {name} name the same file, {output}")
         return _Places(path, apart, state, None)
     if path.suffix not in ("", ".parquet", ".csv"):
@@ -212,12 +217,31 @@ def _places(input_name: str, output: str, options: Mapping[str, Any]) -> _Places
     return _Places(path.with_name(f"{path.name}.answers.jsonl"), None, state, path)
 
 
+def _errors_path(input_name: str, output: str, options: Mapping[str, Any]) -> Path | None:
+    """Says where --errors wants the errors; None where it was not given."""
+    if options["errors"] is None:
+        return None
+    path = Path(options["errors"])
+    if not path.name or not path.parent.is_dir():
+        raise click.UsageError(f"--errors: there is no folder {path.parent} to write {path} into")
+    if path.is_dir() or (output != PIPE and path.exists() and not path.is_file()):
+        raise click.UsageError(f"--errors: {path} is there already and no regular file")
+    if _same(path, Path(input_name)):
+        raise click.UsageError(f"--errors and INPUT name the same file, {path}")
+    return path
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
 def _run(
     source: Source, input_name: str, output: str, options: Mapping[str, Any], as_json: bool
 ) -> Tally:
     if output == PIPE:
-        errors = options["errors"] and Path(options["errors"])
-        piped = PipedOutputs(sys.stdout.buffer, errors)
+        piped = PipedOutputs(sys.stdout.buffer, _errors_path(input_name, output, options))
         batch = Batch(source, piped, State(), _batch_options(options))
         _run_batch(batch, options)
         _print_summary(batch, None, as_json, to_stderr=True)

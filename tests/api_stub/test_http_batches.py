@@ -12,8 +12,12 @@ import pytest
 from doors import OpenDoor, StartDoor, open_door
 from fakes import FakeEngine, StartWorker, eventually, failure
 from openai.types import Batch, FileObject
+from redis import Redis
 
+from mlx_rq import Job
 from mlx_rq.api_stub.settings import Settings
+from mlx_rq.api_stub.storage import FileStore
+from mlx_rq.jobs import batch_files
 
 CASES = Path(__file__).parents[1] / "cases"
 CHAT = "/v1/chat/completions"
@@ -106,6 +110,21 @@ def test_errors_have_a_file_of_their_own(door: OpenDoor, start_worker: StartWork
     assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     assert errors["hot"]["response"]["body"]["error"]["param"] == "temperature"
     assert errors["hot"]["error"] is None
+
+
+def test_line_with_a_schema_that_cannot_be_measured_fails_alone(
+    door: OpenDoor, start_worker: StartWorker
+) -> None:
+    start_worker()
+    odd = [
+        line("half", guided_json={"enum": ["\ud800"]}),
+        line("endless", guided_json={"multipleOf": 10**400}),
+    ]
+    batch = ended(door, start(door, [line("a"), *odd, line("b")]))
+    assert (batch.status, counts(batch)) == ("completed", (4, 2, 2))
+    errors = read(door, batch.error_file_id)
+    params = {name: err["response"]["body"]["error"]["param"] for name, err in errors.items()}
+    assert params == {"half": "guided_json", "endless": "guided_json"}
 
 
 def test_all_lines_failing_is_still_completed(door: OpenDoor, start_worker: StartWorker) -> None:
@@ -289,6 +308,114 @@ def test_door_that_restarts_goes_on_and_runs_nothing_twice(
         assert (batch.status, counts(batch)) == ("completed", (10, 10, 0))
         assert len(read(door, batch.output_file_id)) == 10
     assert len(engine.added) == 10
+
+
+def change_record(data_dir: Path, batch: Batch, **fields: Any) -> None:
+    """Changes the record of a batch on the disk, while its door is closed."""
+    path = data_dir / "http" / "batches" / f"{batch.id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+CANCELLING = {"status": "cancelling", "cancelling_at": 1}
+OVERDUE = {"expires_at": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"), [(CANCELLING, "cancelled"), (OVERDUE, "expired")], ids=["cancel", "late"]
+)
+def test_door_that_restarts_to_stop_a_batch_takes_what_was_answered_meanwhile(
+    redis_url: str,
+    connection: Redis,
+    tmp_path: Path,
+    start_worker: StartWorker,
+    fields: dict[str, Any],
+    status: str,
+) -> None:
+    engine = FakeEngine(hold=True, capacity=2)
+    start_worker(engine, window=3)
+    settings = Settings(data_dir=tmp_path, redis_url=redis_url)
+    with open_door(settings) as door:
+        batch = start(door, [line(f"r{i}") for i in range(8)])
+        first, *_ = engine.wait_for_tasks(3)
+    engine.release(first)
+    engine.wait_for_tasks(4)  # its answer is in Redis, three others are being generated
+    eventually(lambda: Job(first, redis_url).status() == "completed")
+    change_record(tmp_path, batch, **fields)
+
+    with open_door(settings) as door:
+        eventually(lambda: connection.llen("rq:queue:mlx-rq:fake:low") == 0, "taking them back")
+        engine.release()
+        batch = ended(door, batch)
+        assert (batch.status, counts(batch)) == (status, (8, 4, 4))
+        assert len(read(door, batch.output_file_id)) == 4
+        errors = read(door, batch.error_file_id)
+    assert {record["error"]["code"] for record in errors.values()} == {f"batch_{status}"}
+    assert len(engine.added) == 4
+
+
+def test_batch_that_was_answered_before_a_late_door_looked_is_completed(
+    redis_url: str, tmp_path: Path, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    settings = Settings(data_dir=tmp_path, redis_url=redis_url)
+    with open_door(settings) as door:
+        batch = start(door, [line("a"), line("b")])
+        jobs = engine.wait_for_tasks(2)
+    engine.release()
+    eventually(lambda: {Job(job, redis_url).status() for job in jobs} == {"completed"})
+    change_record(tmp_path, batch, **OVERDUE)
+    with open_door(settings) as door:
+        batch = ended(door, batch)
+        assert (batch.status, counts(batch)) == ("completed", (2, 2, 0))
+
+
+def test_batch_that_fails_on_its_way_keeps_what_was_answered(
+    door: OpenDoor, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    whole = batch_files.encode_record
+
+    def full(value: Any) -> bytes:
+        if value["custom_id"] == "c":
+            raise OSError(28, "No space left on device")
+        return whole(value)
+
+    monkeypatch.setattr(batch_files, "encode_record", full)
+    batch = start(door, [line("a"), line("b"), line("c"), line("hot", temperature=9)])
+    a, b, _ = engine.wait_for_tasks(3)
+    engine.release(a, b)
+    until(door, batch, lambda batch: counts(batch) == (4, 2, 1))
+    engine.release()
+
+    batch = ended(door, batch)
+
+    assert (batch.status, counts(batch)) == ("failed", (4, 2, 1))
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert batch.errors.data[0].code == "server_error"
+    assert set(read(door, batch.output_file_id)) == {"a", "b"}
+    assert set(read(door, batch.error_file_id)) == {"hot"}
+    folder = door.server.config.app.state.door.settings.data_dir / "http" / "batches"
+    eventually(lambda: not (folder / batch.id).exists(), "the end of the folder")
+
+
+def test_cleaning_up_that_fails_is_not_the_end_of_batches(
+    start_door: StartDoor, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fail(_: FileStore) -> None:
+        tried.append(1)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(FileStore, "sweep", fail)
+    monkeypatch.setattr("mlx_rq.api_stub.door._SWEEP_SECONDS", 0.01)
+    start_worker()
+    door = start_door()
+    eventually(lambda: len(tried) >= 3, "trying again")
+    assert ended(door, start(door, [line("a")])).status == "completed"
 
 
 def test_batch_survives_the_deletion_of_its_input(

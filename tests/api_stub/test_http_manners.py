@@ -22,6 +22,19 @@ JSON = {"content-type": "application/json"}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
+BAD_TOOL = "invalid_function_parameters"
+BAD_SCHEMAS = {
+    "a surrogate in a schema": b'{"enum": ["\\ud800"]}',
+    "an endless number in a schema": b'{"multipleOf": 1%0400d}' % 0,
+}
+
+
+def _with_tool(schema: bytes) -> bytes:
+    """A body as it is sent, with a tool of this schema."""
+    tool = b'{"type": "function", "function": {"name": "f", "parameters": %s}}' % schema
+    return b'{"messages": [{"role": "user", "content": "x"}], "tools": [%s]}' % tool
+
+
 def _error(answer: httpx.Response) -> dict[str, Any]:
     """Takes the error object out of an answer, having seen that it has the one shape."""
     assert re.fullmatch(r"req_[0-9a-f]{32}", answer.headers["x-request-id"])
@@ -47,6 +60,10 @@ def _error(answer: httpx.Response) -> dict[str, Any]:
         ("POST", "/v1/jobs", b"[" * 100_000, JSON, 400, "invalid_json"),
         ("POST", "/v1/jobs", b'{"prompt": "\\ud800"}', JSON, 400, "invalid_json"),
         ("POST", "/v1/jobs", b'{"model": "\\ud800", "prompt": "x"}', JSON, 400, "invalid_value"),
+        *(
+            pytest.param("POST", "/v1/jobs", _with_tool(schema), JSON, 400, BAD_TOOL, id=name)
+            for name, schema in BAD_SCHEMAS.items()
+        ),
         ("POST", "/v1/jobs", b"[]", JSON, 400, "invalid_type"),
         ("POST", "/v1/jobs", b"{}", {}, 415, "unsupported_media_type"),
         ("POST", "/v1/jobs", b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),

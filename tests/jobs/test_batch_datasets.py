@@ -139,6 +139,76 @@ class TestParquet:
         assert (row["name"], row["answer_name"]) == ("in", "Ada")
         assert (row["error"], row["answer_error"]) == ("e", None)
 
+    def test_properties_that_are_called_like_the_columns_beside_them_are_kept_apart(
+        self, tmp_path: Path
+    ) -> None:
+        names = ("error", "finish_reason", "prompt_tokens", "completion_tokens", "x", "answer_x")
+        schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+        answer = json.dumps({name: f"my {name}" for name in names})
+        made = dataset(tmp_path, [{"x": 1}, {"x": 2}], [answer, None], schema)
+        for name in ("out.parquet", "out.csv"):
+            made.write(tmp_path / name)
+        table = pq.read_table(tmp_path / "out.parquet")
+        one, two = table.to_pylist()
+        assert len(set(table.column_names)) == len(table.column_names) == 1 + len(names) + 4
+        assert (one["x"], one["answer_answer_x"], one["answer_x"]) == (1, "my x", "my answer_x")
+        for name in names[:4]:
+            assert one[f"answer_{name}"] == f"my {name}"
+        assert (one["error"], one["finish_reason"]) == (None, "stop")
+        assert (one["prompt_tokens"], one["completion_tokens"]) == (5, 7)
+        assert two["error"] == "context_length_exceeded: It is too long."
+        assert two["answer_error"] is None
+        assert types(table)["answer_prompt_tokens"] == "string"
+        with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+            assert next(csv.reader(file)) == table.column_names
+
+    def test_names_are_prefixed_until_they_are_free(self, tmp_path: Path) -> None:
+        schema = {"properties": {"x": {}, "error": {}}}
+        rows = [{"x": 1, "answer_x": 2, "error": 3, "answer": 4}]
+        made = dataset(tmp_path, rows, ['{"x": "a", "error": "b"}'], schema)
+        made.write(tmp_path / "out.parquet")
+        (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
+        assert {name: row[name] for name in rows[0]} == rows[0]
+        assert (row["answer_answer_x"], row["answer_answer_error"]) == ("a", "b")
+        assert row["answer_error"] is None
+
+    @pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out"])
+    def test_half_of_a_surrogate_pair_in_an_answer_is_replaced(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        schema = {"properties": {"a": {"type": "string"}, "b": True}}
+        answer = r'{"a": "\ud800", "b": {"\ud801": ["\udc00"]}}'
+        made = dataset(tmp_path, [{"n": 1}], [answer], schema)
+        made.write(tmp_path / name)
+        if name == "out.parquet":
+            (row,) = pq.read_table(tmp_path / name).to_pylist()
+            assert (row["a"], row["b"]) == ("?", {"?": ["?"]})
+
+    @pytest.mark.parametrize("properties", [[], ["a"], True, None, 5])
+    def test_a_schema_without_real_properties_has_one_column(
+        self, tmp_path: Path, properties: Any
+    ) -> None:
+        made = dataset(tmp_path, [{"n": 1}], ['{"a": 1}'], {"properties": properties})
+        made.write(tmp_path / "out.parquet")
+        assert pq.read_table(tmp_path / "out.parquet")["answer"].to_pylist() == [{"a": 1}]
+
+    @pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out"])
+    def test_a_row_that_no_file_can_hold_is_a_bad_row_of_it(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        rows = [{"a": "x", "b": "y"}, {"a": "x", "b": ["\ud800"]}, {"a": "x", "\ud800": 1}]
+        made = dataset(tmp_path, rows, ["Hi.", None, None])
+        assert [line.fault and line.fault.code for line in made.source] == [
+            None,
+            "invalid_row",
+            "invalid_row",
+        ]
+        made.write(tmp_path / name)
+        if name == "out.parquet":
+            _, two, three = pq.read_table(tmp_path / name).to_pylist()
+            assert (two["a"], two["b"]) == ("x", ["?"] if isinstance(two["b"], list) else '["?"]')
+            assert three["?"] == 1
+
     def test_a_column_has_one_type_for_all_its_values(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,5 +1,6 @@
 """The output files and the state beside them: healed, never mixed up, in order at the end."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from batch_helpers import batch_line, batch_lines, line_count, read_jsonl, write_jsonl
 
 from mlx_rq import RequestError
-from mlx_rq.jobs.batch_files import Outputs
+from mlx_rq.jobs.batch_files import Outputs, PipedOutputs
 from mlx_rq.jobs.batch_lines import BatchFile, Line
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.batch_state import open_state
@@ -78,6 +79,49 @@ class TestRecovery:
             outputs.recover(ours=False)
         assert outputs.answers.read_text() == '{"mine": 1}\n'
 
+    @pytest.mark.parametrize("mine", ['{"mine": 1}', "notes", '{"mine": 1}\nnotes', "\0"])
+    def test_without_a_last_newline_too(self, outputs: Outputs, mine: str) -> None:
+        for path in (outputs.answers, outputs.errors):
+            assert path is not None
+            path.write_text(mine)
+            with pytest.raises(RequestError, match="is there already, and its line"):
+                outputs.recover(ours=False)
+            assert path.read_text() == mine
+            path.unlink()
+
+    @pytest.mark.parametrize("ours", [True, False])
+    @pytest.mark.parametrize("mine", ["notes\n", "notes", '{"id":"batch_req_1"}\nnotes\n'])
+    def test_errors_into_another_file_are_refused_also_of_a_run_that_is_known(
+        self, tmp_path: Path, outputs: Outputs, ours: bool, mine: str
+    ) -> None:
+        (a,) = source_of(tmp_path, batch_lines(1))
+        outputs.append([answer_to(a)])
+        notes = tmp_path / "err.jsonl"
+        notes.write_text(mine)
+        with pytest.raises(RequestError, match=r"err\.jsonl is there already"):
+            again(outputs).recover(ours=ours)
+        assert notes.read_text() == mine
+
+    def test_answers_are_no_errors(self, tmp_path: Path, outputs: Outputs) -> None:
+        (a,) = source_of(tmp_path, batch_lines(1))
+        outputs.append([answer_to(a)])
+        outputs.close()
+        swapped = Outputs(tmp_path / "other.jsonl", outputs.answers)
+        with pytest.raises(RequestError, match="its line 1 is an answer, not an error"):
+            swapped.recover(ours=True)
+        assert line_count(outputs.answers) == 1
+
+    @pytest.mark.parametrize("damage", [b"\0\0\n", b"\0" * 100, b'{"id":"batch_req_0\0\n'])
+    def test_errors_of_ours_may_be_damaged(
+        self, tmp_path: Path, outputs: Outputs, damage: bytes
+    ) -> None:
+        a, b = source_of(tmp_path, batch_lines(2))
+        outputs.append([answer_to(a), error_of(b)])
+        outputs.close()
+        with (tmp_path / "err.jsonl").open("ab") as file:
+            file.write(damage)
+        assert set(again(outputs).recover(ours=True).failed) == {b.fingerprint}
+
     def test_garbage_in_a_file_of_ours_is_passed_by(self, tmp_path: Path, outputs: Outputs) -> None:
         source = source_of(tmp_path, batch_lines(2))
         a, b = source
@@ -101,6 +145,37 @@ class TestRecovery:
         assert line_count(tmp_path / "err.jsonl") == 1  # as long as nothing is run
         after.create()
         assert line_count(tmp_path / "err.jsonl") == 0
+
+
+class TestAPipe:
+    def test_replaces_the_errors_of_an_earlier_run(self, tmp_path: Path) -> None:
+        (a,) = source_of(tmp_path, batch_lines(1))
+        for _ in range(2):
+            piped = PipedOutputs(io.BytesIO(), tmp_path / "err.jsonl")
+            assert not piped.recover(ours=False).failed
+            piped.create()
+            piped.append([error_of(a)])
+            piped.close()
+        assert line_count(tmp_path / "err.jsonl") == 1
+
+    @pytest.mark.parametrize("mine", ["notes\n", "notes"])
+    def test_refuses_to_write_errors_into_another_file(self, tmp_path: Path, mine: str) -> None:
+        notes = tmp_path / "notes.txt"
+        notes.write_text(mine)
+        with pytest.raises(RequestError, match=r"notes\.txt is there already"):
+            PipedOutputs(io.BytesIO(), notes).recover(ours=False)
+        assert notes.read_text() == mine
+
+    def test_may_throw_errors_away(self, tmp_path: Path) -> None:
+        nowhere = tmp_path / "nowhere"
+        nowhere.symlink_to("/dev/null")
+        (a,) = source_of(tmp_path, batch_lines(1))
+        piped = PipedOutputs(io.BytesIO(), nowhere)
+        piped.recover(ours=False)
+        piped.create()
+        piped.append([error_of(a)])
+        piped.close()
+        assert nowhere.is_symlink()
 
 
 class TestTidiness:

@@ -106,6 +106,17 @@ class TestABadLine:
         assert (bad.fault.code, bad.number) == ("request_too_large", 1)
         assert (good.custom_id, good.number) == ("b", 2)
 
+    def test_one_nested_as_deep_as_can_be_read_is_no_end_of_the_others(
+        self, tmp_path: Path
+    ) -> None:
+        deep = b"".join(
+            b'{"custom_id": "a%d", "method": "POST", "url": "%s", "body": {"x": %s1%s}}\n'
+            % (depth, CHAT.encode(), b"[" * depth, b"]" * depth)
+            for depth in range(900, 1000)
+        )
+        for line in read(tmp_path, deep + encoded({**GOOD, "body": [[1]] * 1000})):
+            assert refusal(line) is not None
+
     def test_two_equal_bad_lines_are_two(self, tmp_path: Path) -> None:
         one, two = read(tmp_path, b"oops\noops\n")
         assert one.fingerprint != two.fingerprint

@@ -55,7 +55,7 @@ def test_what_went_wrong_stands_in_the_place_of_the_answer(
 ) -> None:
     engine = FakeEngine(answer_with=echo)
     engine.refuse = lambda task: failure("too_odd") if prompt_of(task) == "1" else None
-    rows = [{"n": 0}, {"n": 1}, {"other": 2}, {"n": "\ud800"}]
+    rows = [{"n": 0}, {"n": 1}, {"other": 2}, {"n": "\ud800"}, {"\ud800": 1, 5: 2}]
     with running_worker(engine):
         answers = [answer for _, answer in mlx_rq.map(rows, "{n}")]
     assert answers[0] == "You said: 0"
@@ -64,6 +64,7 @@ def test_what_went_wrong_stands_in_the_place_of_the_answer(
     assert isinstance(answers[2], RequestError)
     assert answers[2].code == "missing_column"
     assert isinstance(answers[3], RequestError)
+    assert isinstance(answers[4], RequestError)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,34 @@ class TestJsonLines:
             (4, "invalid_json_line"),
         ]
 
+    def test_half_of_a_surrogate_pair_anywhere_is_an_error_of_its_row(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        rows = [
+            {"a": 1},
+            {"a": 1, "b": {"c": ["\udfff"]}},
+            {"a": 1, "\ud800": 2},
+            {"a": "\U0001f600"},
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows) + r'{"a": "\\ud800"}')
+        lines = templated(path, "{a}")
+        assert [line.fault and line.fault.code for line in lines] == [
+            None,
+            "invalid_row",
+            "invalid_row",
+            None,
+            None,  # a backslash and some letters
+        ]
+        assert lines[1].row == {"a": 1, "b": {"c": ["?"]}}
+        assert lines[4].body["messages"][0]["content"] == r"\ud800"
+
+    def test_a_value_that_cannot_be_written_is_an_error_of_its_row(self, tmp_path: Path) -> None:
+        for depth in range(900, 1000):  # read, but not written again, at some depth
+            path = tmp_path / "rows.jsonl"
+            path.write_text(f'{{"a": {"[" * depth}{"]" * depth}}}\n')
+            (line,) = templated(path, "{a}")
+            if line.fault is not None:
+                assert line.fault.code in ("invalid_row", "invalid_json", "invalid_json_line")
+
 
 class TestParquet:
     def test_values_keep_their_types(self, tmp_path: Path) -> None:
@@ -93,6 +121,13 @@ class TestParquet:
             "1 [1.5]",
             " ",
         ]
+
+    def test_text_that_is_not_utf8_is_an_error_of_the_file(self, tmp_path: Path) -> None:
+        bad = pa.array([b"fine", b"\xff\xfe"], pa.binary()).view(pa.string())
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table({"a": bad}), path)
+        with pytest.raises(RequestError, match=r"rows\.parquet, after row 0: .*utf-8"):
+            templated(path, "{a}")
 
     def test_another_file_of_that_name_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.parquet"
@@ -109,7 +144,7 @@ def test_another_ending_is_refused_with_those_that_are_known(tmp_path: Path) -> 
 class TestTheNameOfARow:
     def path(self, tmp_path: Path) -> Path:
         path = tmp_path / "rows.jsonl"
-        rows = [{"sku": 17}, {"sku": "a"}, {"sku": None}, {"sku": "\ud800"}, {"other": 1}]
+        rows = [{"sku": 17}, {"sku": "a"}, {"sku": None}, {"sku": ""}, {"other": 1}]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 

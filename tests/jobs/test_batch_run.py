@@ -20,9 +20,12 @@ from mlx_rq.jobs.batch_answers import Usage
 from mlx_rq.jobs.batch_lines import BatchFile, Line
 from mlx_rq.jobs.batch_records import Ended
 from mlx_rq.jobs.batch_run import FORGET_SECONDS, Flight
+from mlx_rq.jobs.errors import QueueFull, RequestError
 from mlx_rq.jobs.options import JobOptions
 
 Worker = Callable[..., AbstractContextManager[RunningWorker]]
+
+STOPPED = RequestError("That is enough.", code="stopped")
 
 
 @pytest.fixture
@@ -263,6 +266,36 @@ class TestWhatGoesWrong:
         assert ended[1].error["code"] == "previous_response_not_found"
         assert not ended[1].error["message"].startswith("bodies")
 
+    def test_one_that_finds_no_room_when_sent_alone_is_neither_lost_nor_overtaken(
+        self,
+        redis_url: str,
+        tmp_path: Path,
+        running_worker: Worker,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(batch_run, "_TURN_SECONDS", 0.01)
+        lost = {"input": "And then?", "previous_response_id": f"resp_{'0' * 32}"}
+        records = [{**batch_line("lost"), "url": "/v1/responses", "body": lost}, *batch_lines(4)]
+        path = write_jsonl(tmp_path / "in.jsonl", records)
+        whole = batch_run.submit_many
+        full = []
+
+        def full_once(bodies: Any, **options: Any) -> Any:
+            if len(bodies) == 1 and bodies[0].get("messages") == records[2]["body"]["messages"]:
+                full.append(1)
+                if len(full) == 1:
+                    raise QueueFull("jobs", 1, 1, 1)
+            return whole(bodies, **options)
+
+        monkeypatch.setattr(batch_run, "submit_many", full_once)
+        engine = FakeEngine(answer_with=echo)
+        with running_worker(engine):
+            ended = flatten(flight(redis_url).run(BatchFile(path, path.name, {})))
+        assert full
+        assert ids(ended) == ["lost", "r0", "r1", "r2", "r3"]
+        assert [item.error is None for item in ended] == [False, True, True, True, True]
+        assert generated(engine) == {f"Say {number}.": 1 for number in range(4)}
+
     def test_without_redis_from_the_start_it_says_so(
         self, nobody_listens: str, lines: Lines
     ) -> None:
@@ -309,6 +342,75 @@ class TestAfterwards:
         next(turns)
         journey.cancel()
         assert {item.error and item.error["type"] for item in flatten(turns)} == {"cancelled"}
+
+
+class TestStopped:
+    @pytest.fixture(autouse=True)
+    def _look_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(batch_run, "_LOOK_SECONDS", 0.0)
+
+    def stopped(self, ended: list[Ended]) -> list[bool]:
+        return [item.error is not None and item.error["code"] == "stopped" for item in ended]
+
+    def test_what_no_worker_has_begun_ends_with_the_error(
+        self, redis_url: str, connection: Redis, lines: Lines, running_worker: Worker
+    ) -> None:
+        engine = FakeEngine(hold=True, answer_with=echo)
+        journey = flight(redis_url, window=5)
+        with running_worker(engine, window=2):
+            turns = journey.run(lines(7))
+            until(turns, lambda: len(engine.added) == 2)
+            journey.stop(STOPPED)
+            next(turns)
+            assert connection.llen("rq:queue:mlx-rq:default:low") == 0
+            engine.release()
+            ended = flatten(turns)
+        assert ids(ended) == [f"r{number}" for number in range(7)]
+        assert self.stopped(ended) == [False] * 2 + [True] * 5
+
+    def test_so_do_lines_of_an_earlier_flight_but_for_those_answered_or_running(
+        self, redis_url: str, connection: Redis, lines: Lines, running_worker: Worker
+    ) -> None:
+        engine = FakeEngine(hold=True, answer_with=echo)
+        with running_worker(engine, window=2):
+            killed = flight(redis_url, key_of=key_of, window=6).run(lines(6))
+            until(killed, lambda: len(engine.added) == 2)
+            killed.close()
+            done = engine.added[0].id
+            engine.release(done)  # and the worker takes the next one
+            engine.wait_for_tasks(3)
+            eventually(lambda: Job(done, redis_url).status() == "completed")
+
+            again = flight(redis_url, key_of=key_of)
+            again.stop(STOPPED)
+            turns = again.run(lines(8))
+            ended = until(turns, lambda: connection.llen("rq:queue:mlx-rq:default:low") == 0)
+            engine.release()
+            ended += flatten(turns)
+        assert ids(ended) == [f"r{number}" for number in range(8)]
+        assert self.stopped(ended) == [False] * 3 + [True] * 5
+        assert len(generated(engine)) == 3
+
+    def test_a_redis_that_fails_meanwhile_is_asked_again(
+        self, redis_url: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(batch_run, "_RETRY_SECONDS", 0.0)
+        next(flight(redis_url, key_of=key_of).run(lines(3)))
+        whole = batch_run.withdraw
+        calls = []
+
+        def failing(job: Job) -> None:
+            calls.append(job)
+            if len(calls) == 2:
+                raise RedisUnavailable("No Redis: it is away for a moment.")
+            whole(job)
+
+        monkeypatch.setattr(batch_run, "withdraw", failing)
+        again = flight(redis_url, key_of=key_of)
+        again.stop(STOPPED)
+        ended = flatten(again.run(lines(4)))
+        assert self.stopped(ended) == [True] * 4
+        assert len(calls) == 4
 
 
 def test_a_turn_ends_within_a_second_or_so_where_nothing_happens(

@@ -1,5 +1,7 @@
 """Templates over rows: what is put in, and what is refused."""
 
+import json
+
 import pytest
 
 from mlx_rq import RequestError
@@ -63,6 +65,13 @@ class TestRefusing:
             "'--prompt' names 'stlye', 'of', which rows.csv does not have. "
             "Its columns: style, product."
         )
+
+    def test_columns_of_any_name_can_be_told(self) -> None:
+        template = ChatTemplate(Template("{\ud800}", "--prompt"), None, {})
+        with pytest.raises(RequestError) as refused:
+            template.body({"\ud801": 1, 7: 2})  # type: ignore[dict-item]
+        json.dumps(refused.value.error, ensure_ascii=False).encode()
+        assert r"\ud801, 7." in str(refused.value)
 
 
 class TestTheBody:

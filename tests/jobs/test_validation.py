@@ -336,8 +336,14 @@ def test_what_is_not_done_yet_is_refused_by_name_never_ignored(kind: Kind, name:
         assert told({**BODIES[kind], name: value}) == (
             "unsupported_parameter",
             name,
-            f"Unsupported parameter: '{name}' is not supported yet.",
+            f"Unsupported parameter: '{name}' {why(name)}.",
         )
+
+
+def why(name: str) -> str:
+    if name in ("stream", "stream_options"):
+        return "works over the HTTP door (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+    return "is not supported yet"
 
 
 @pytest.mark.parametrize(("kind", "name"), EACH_NOT_YET)

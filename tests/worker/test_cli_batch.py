@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from batch_helpers import (
     BatchProcess,
+    batch_line,
     batch_lines,
     contents,
     echo,
@@ -28,6 +29,7 @@ from fakes import CASES, FakeEngine, StartWorker, eventually, failure
 from redis import Redis
 
 from mlx_rq.jobs import batch_files
+from mlx_rq.jobs.keys import queue_name
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.worker.cli import main
 
@@ -202,6 +204,18 @@ class TestAnOrdinaryRun:
         assert result.stderr == ""
         assert [record["custom_id"] for record in read_jsonl(output)] == ["good1", None, "good2"]
 
+    def test_a_schema_that_cannot_be_measured_is_an_error_of_its_line(
+        self, tmp_path: Path, start_worker: StartWorker
+    ) -> None:
+        start_worker(FakeEngine(answer_with=echo))
+        lines = batch_lines(4)
+        lines[1]["body"]["guided_json"] = {"multipleOf": 10**400}
+        lines[2]["body"]["guided_json"] = {"properties": {"\ud800": {}}}
+        result = run(write_jsonl(tmp_path / "in.jsonl", lines), "-o", tmp_path / "out.jsonl")
+        assert result.exit_code == 1
+        assert list(contents(tmp_path / "out.jsonl")) == ["r0", "r3"]
+        assert line_count(tmp_path / "out.errors.jsonl") == 2
+
     def test_through_pipes(self, tmp_path: Path, start_worker: StartWorker) -> None:
         start_worker(FakeEngine(answer_with=echo))
         lines = "".join(json.dumps(line) + "\n" for line in batch_lines(3))
@@ -234,6 +248,27 @@ class TestAnOrdinaryRun:
             engine.refuse = both_have_some
         assert run(source, "-o", tmp_path / "out.jsonl").exit_code == 0
         assert contents(tmp_path / "out.jsonl") == echoes(8)
+
+    def test_what_is_asked_does_not_come_from_the_environment(
+        self,
+        tmp_path: Path,
+        start_worker: StartWorker,
+        connection: Redis,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # given what somebody exported for a worker, or for submit
+        exported = {"MODEL": "x", "PRIORITY": "high", "TIMEOUT": "1", "SYSTEM": "y"}
+        for name, value in exported.items():
+            monkeypatch.setenv(f"MLX_RQ_{name}", value)
+        worker = start_worker(FakeEngine("m", answer_with=echo))
+        source = write_jsonl(tmp_path / "in.jsonl", [batch_line("a", model="m")])
+        result = run(source, "-o", tmp_path / "out.jsonl")
+        assert result.exit_code == 0, result.output
+        assert [task.request.model for task in worker.engine.added] == ["m"]
+        (job,) = connection.keys("rq:job:*")
+        meta, origin = connection.hmget(job, "meta", "origin")
+        assert json.loads(meta)["timeout"] is None
+        assert origin.decode() == queue_name("m", "low")
 
     def test_without_a_worker_it_says_so_and_waits(
         self,
@@ -385,6 +420,16 @@ class TestUsedWrongly:
             (("-o", "out.jsonl", "--prompt", "{a!r}"), "asks for a format"),
             (("-o", "out.jsonl", "--prompt", "x", "--id-column", "sku"), "'--id-column' names"),
             (("-o", "out.jsonl", "--prompt", "x", "--errors", "out.jsonl"), "name the same file"),
+            (
+                ("-o", "out.jsonl", "--prompt", "x", "--errors", "rows.csv"),
+                "and INPUT name the same",
+            ),
+            (("-o", "-", "--prompt", "x", "--errors", "./rows.csv"), "and INPUT name the same"),
+            (("-o", "out.jsonl", "--prompt", "x", "--errors", "nowhere/e"), "no folder nowhere"),
+            (("-o", "-", "--prompt", "x", "--errors", "nowhere/e"), "no folder nowhere"),
+            (("-o", "out.jsonl", "--prompt", "x", "--errors", "/dev/null"), "no regular file"),
+            (("-o", "-", "--prompt", "x", "--errors", "."), "no folder"),
+            (("-o", "-", "--prompt", "x", "--errors", "/tmp"), "no regular file"),
             (("-o", "out.parquet", "--prompt", "x", "--order", "finished"), "order of the input"),
             (("-o", "out.parquet", "--prompt", "x", "-p", "n=2"), "one answer in a row"),
             (("-o", "out.jsonl", "--prompt", "x", "-p", "seed"), "is not name=value"),
@@ -405,6 +450,17 @@ class TestUsedWrongly:
         assert result.exit_code == 2
         assert words in " ".join(result.stderr.split())
         assert [path.name for path in rows.parent.iterdir()] == ["rows.csv"]
+
+    @pytest.mark.parametrize("output", ["-", "out.jsonl"])
+    def test_errors_go_into_no_file_of_another_kind(
+        self, source: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, output: str
+    ) -> None:
+        monkeypatch.chdir(source.parent)
+        notes = source.with_name("notes.txt")
+        notes.write_text("remember")
+        result = run(source, "-o", output, "--errors", notes)
+        assert (result.exit_code, notes.read_text()) == (2, "remember")
+        assert "notes.txt is there already" in result.stderr
 
     def test_the_input_as_output_is_refused(self, source: Path, redis_url: str) -> None:
         before = source.read_bytes()
