@@ -99,8 +99,10 @@ class MLXEngine:
         if (scored := self._scoring.head) is not None:
             rows.append(scored)
         if not self._alone and (cohort := self._schedule.head(self._clock())) is not None:
-            rows += islice(cohort.rows, self._rows_allowed)
-        return {row.task_id for row in rows}
+            full = len(self._running) >= self._rows_allowed
+            if not (full and all(map(self._running.trunks.holds, cohort.trunks))):
+                rows += islice(cohort.rows, self._rows_allowed)
+        return {one.task_id for row in rows for one in (row, *row.twins) if self._is_asked_for(one)}
 
     @property
     def running(self) -> int:

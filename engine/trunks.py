@@ -115,6 +115,10 @@ class Trunks:
         """Tokens held, those counted once that a longer trunk has from a shorter one."""
         return sum(trunk.computed for trunk in self._held.values())
 
+    def holds(self, key: Key) -> bool:
+        """Says whether a trunk is whole."""
+        return key in self._held
+
     def deepest(self, prompt: Key, at_most: int) -> Trunk | None:
         """Finds the longest held trunk of at most `at_most` tokens that a prompt begins with."""
         fitting = (

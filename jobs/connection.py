@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from urllib.parse import parse_qsl, urlsplit
 
 from redis import Redis
 from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
@@ -19,6 +20,26 @@ SOCKET_TIMEOUT = 30.0
 _MAX_CONNECTIONS = 10_000
 """Every thread that waits for a result holds a connection; redis-py stops at a hundred."""
 
+_OPTIONS = frozenset(
+    {
+        *("client_name", "db", "health_check_interval", "max_connections", "password"),
+        *("retry_on_timeout", "socket_connect_timeout", "socket_keepalive", "socket_timeout"),
+        "username",
+    }
+)
+"""What may stand after the ? of a URL. redis-py takes more, but all of it as it stands, and says so
+at the first connection; some (decode_responses) change the answers that this code reads."""
+
+_TLS_OPTIONS = frozenset(
+    {
+        *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
+        *("ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_min_version", "ssl_password"),
+    }
+)
+"""And with rediss:// only."""
+
+_SIGNS = "a password's / # ? @ are %2F %23 %3F %40"
+
 
 def resolve_url(redis_url: str | None = None) -> str:
     """Chooses the URL: the argument, else the environment's `MLX_RQ_REDIS_URL`, else that of the
@@ -32,22 +53,36 @@ def new_connection(redis_url: str | None = None) -> Redis:
     Raises RequestError where the URL is not one that redis-py reads.
     """
     url = resolve_url(redis_url)
+    shown = without_password(url)
     try:
-        return Redis.from_url(
-            url,
-            socket_timeout=SOCKET_TIMEOUT,
-            health_check_interval=30,
-            max_connections=_MAX_CONNECTIONS,
-        )
+        reason = _wrong_option(url)
+        if reason is None:
+            return Redis.from_url(
+                url,
+                socket_timeout=SOCKET_TIMEOUT,
+                health_check_interval=30,
+                max_connections=_MAX_CONNECTIONS,
+            )
     except ValueError as error:
-        shown = without_password(url)
         # The parser's own words may repeat what it took for the port: a part of the password.
-        reason = error if shown == url else "check the port; a password's / # @ are %2F %23 %40"
-        raise RequestError(
-            f"Invalid Redis URL {shown!r}: {reason}",
-            code="invalid_value",
-            param="redis_url",
-        ) from None
+        reason = str(error) if shown == url else f"check the port; {_SIGNS}"
+    raise RequestError(
+        f"Invalid Redis URL {shown!r}: {reason}", code="invalid_value", param="redis_url"
+    )
+
+
+def _wrong_option(url: str) -> str | None:
+    """Says which option of a URL is not to stand there; None where all may."""
+    parts = urlsplit(url)
+    known = _OPTIONS | _TLS_OPTIONS if parts.scheme == "rediss" else _OPTIONS
+    wrong = next((name for name, _ in parse_qsl(parts.query) if name not in known), None)
+    if wrong is None:
+        return None
+    if "@" in parts.query:  # then it is the end of a password with a ? in it, which nobody may see
+        return f"check what follows the ?; {_SIGNS}"
+    if wrong in _TLS_OPTIONS:
+        return f"the option {wrong!r} goes with rediss:// only"
+    return f"the option {wrong!r} cannot be set; those that can are {', '.join(sorted(known))}"
 
 
 @lru_cache(maxsize=16)
@@ -65,7 +100,8 @@ def without_password(url: str) -> str:
 
     Up to the last @, because passwords are pasted in with signs that a URL would not have there.
     """
-    return re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url)
+    url = re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:ssl_)?password=)[^&]*", r"\1***", url)
 
 
 def address(connection: Redis) -> str:

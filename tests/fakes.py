@@ -217,6 +217,10 @@ class RunningWorker:
     def claim_no_more(self) -> None:
         """Lets it finish what it holds, however long that takes."""
         self.worker._stop_at = float("inf")
+        self.take_turns()
+
+    def take_turns(self) -> None:
+        """Waits until it has taken a whole turn from now on."""
         steps = self.engine.steps
         self.engine.wait_until(lambda engine: engine.steps >= steps + 2)
 

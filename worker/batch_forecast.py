@@ -134,7 +134,8 @@ def _prompts(request: Request, tokenizer: Any) -> Sequence[Prompt]:
     from mlx_rq.engine.prompt import render
 
     try:
-        return render(request, tokenizer, tokenizer.vocab_size, dialect_of(tokenizer))
+        # All of its tokens: `vocab_size` leaves out those that templates write.
+        return render(request, tokenizer, len(tokenizer), dialect_of(tokenizer))
     except RequestError:
         return []  # the worker will say so
 

@@ -72,7 +72,9 @@ class _Bar:
 
     def __call__(self, batch: Batch) -> None:
         if note := self._notes.news(batch):
-            self._progress.console.print(f"note: {note}", highlight=False, markup=False)
+            self._progress.console.print(
+                f"note: {note}", highlight=False, markup=False, emoji=False
+            )
         self._progress.update(
             self._task,
             total=batch.tally.total,

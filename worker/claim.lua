@@ -40,13 +40,13 @@ local function own(prefix)
 end
 
 -- What is known of a job that waits; nil for one that was cancelled or ended meanwhile, or stands in
--- the list twice, and for a name that RQ gives to no job.
+-- the list twice, for a name that RQ gives to no job, and where the job's key holds no job.
 local function waiting(job_id)
   if not string.match(job_id, '^[%w_-]+$') then return nil end
-  local fields = redis.call('HMGET', job_prefix .. job_id, 'status', 'meta', 'retries_left')
-  if fields[1] ~= 'queued' then return nil end
-  local read, meta = pcall(cjson.decode, fields[2] or '{}')
-  if not read or type(meta) ~= 'table' then meta = {} end
+  local fields = attempt('HMGET', job_prefix .. job_id, 'status', 'meta', 'retries_left')
+  if not fields or fields[1] ~= 'queued' then return nil end
+  local decoded, meta = pcall(cjson.decode, fields[2] or '{}')
+  if not decoded or type(meta) ~= 'table' then meta = {} end
   local attempts = default_attempts
   local wanted = meta.max_attempts
   if type(wanted) == 'number' and wanted >= 1 and wanted <= 100 then
@@ -75,13 +75,13 @@ local function claim(queue, registry, job)
   -- Put in by hand: without a count, the attempts of a job that kills workers would never end.
   if job.uncounted then redis.call('HSET', key, 'retries_left', job.uncounted) end
   redis.call('PERSIST', key)
-  redis.call('ZADD', registry, now + lease, composite)
+  write('ZADD', registry, now + lease, composite)
   redis.call('HSET', execution_prefix .. composite, 'id', execution, 'job_id', job.id,
     'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
   redis.call('EXPIRE', execution_prefix .. composite, lease + MARGIN)
-  redis.call('ZADD', executions_prefix .. job.id, now + lease + MARGIN, execution)
+  write('ZADD', executions_prefix .. job.id, now + lease + MARGIN, execution)
   redis.call('EXPIRE', executions_prefix .. job.id, lease + MARGIN)
-  redis.call('SADD', worker_executions, composite)
+  write('SADD', worker_executions, composite)
   local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl')
   claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
     job.attempts, job.lost, job.suspect and 1 or 0}
@@ -91,7 +91,7 @@ end
 -- Looks at the first job of a list that waits; those before it are taken out.
 local function first_of(list)
   while true do
-    local job_id = redis.call('LINDEX', list, 0)
+    local job_id = attempt('LINDEX', list, 0)
     if not job_id then return nil end
     local job = waiting(job_id)
     if job then return job end
@@ -122,7 +122,7 @@ local function groups_in(list)
       local group = by_prefix[job.prefix]
       if not group then
         group = {prefix = job.prefix, jobs = {}, owner = false}
-        if job.prefix ~= '' then group.owner = redis.call('GET', owner_prefix .. job.prefix) end
+        if job.prefix ~= '' then group.owner = attempt('GET', owner_prefix .. job.prefix) end
         by_prefix[job.prefix] = group
         groups[#groups + 1] = group
       end
@@ -166,7 +166,9 @@ for queue = 1, (#KEYS - 1) / 2 do
   local list, registry = KEYS[2 * queue - 1], KEYS[2 * queue]
   if #claimed >= limit then break end
   local first = first_of(list)
-  if alone or (first and first.suspect) then
+  if not first then
+    -- Nothing waits there, or what is there is no list.
+  elseif alone or first.suspect then
     if take_in_order(queue, list, registry) then break end
   else
     take_shared(queue, list, registry)

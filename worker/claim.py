@@ -18,7 +18,7 @@ from rq.job import Job as RQJob
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs import keys
-from mlx_rq.jobs.ending import Lease, execution_key_parts, load_script
+from mlx_rq.jobs.ending import Lease, execution_key_parts
 from mlx_rq.jobs.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESULT_TTL,
@@ -26,7 +26,7 @@ from mlx_rq.jobs.options import (
     RECOVERY_RETRIES,
 )
 from mlx_rq.jobs.payload import SERIALIZER
-from mlx_rq.worker.recovery import Count, Held, give_back
+from mlx_rq.worker.recovery import Count, Held, give_back, script_of
 
 MAX_UNIX_TIME = 2.0**40
 """Seconds; a time beyond it is no time."""
@@ -89,7 +89,7 @@ class Claims:
         self._script_keys = [
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
         ] + [f"{before}{worker_name}{after}"]
-        self._script = connection.register_script(load_script("mlx_rq.worker", "claim.lua"))
+        self._script = connection.register_script(script_of("claim.lua"))
 
     def take(
         self, limit: int, *, enough: int = 1, alone: bool = True, idle: bool = True

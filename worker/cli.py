@@ -1,18 +1,25 @@
-"""The command line: `mlx-rq`. Every option can also come from the environment (MLX_RQ_…).
+"""The command line: `mlx-rq`. Options can also come from the environment (MLX_RQ_…).
+
+Not so those that say what is asked of single jobs, where another command's option of that name
+would be taken for it (`batch --model`), nor those that change what lasts (`limits`).
 
 This module and `cli_jobs` need no MLX; commands that do import it when they are run.
 """
 
+import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mlx_rq.jobs.connection import DEFAULT_URL
+from mlx_rq.jobs.embedded_url import default_data_dir
 from mlx_rq.jobs.errors import (
     JobFailed,
     JobNotFound,
@@ -27,13 +34,23 @@ ENVIRONMENT_PREFIX = "MLX_RQ"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+if TYPE_CHECKING:
+    Number = click.ParamType[int]
+    NumberOrWord = click.ParamType[int | str]
+else:  # generic only from click 8.4 on
+    Number = NumberOrWord = click.ParamType
+
 
 def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declares an option that the environment can also set, as MLX_RQ_<ITS NAME>."""
+    """Declares an option that the environment can also set, as MLX_RQ_<ITS NAME>.
+
+    `envvar=None` makes one that it cannot set.
+    """
     long_name = next(name for name in names if name.startswith("--"))
     variable = long_name.split("/")[0].removeprefix("--").replace("-", "_").upper()
     settings.setdefault("show_default", True)
-    return click.option(*names, envvar=f"{ENVIRONMENT_PREFIX}_{variable}", **settings)
+    settings.setdefault("envvar", f"{ENVIRONMENT_PREFIX}_{variable}")
+    return click.option(*names, **settings)
 
 
 redis_option = option(
@@ -45,7 +62,7 @@ redis_option = option(
 )
 
 
-class ByteCount(click.ParamType[int]):
+class ByteCount(Number):
     """A number of bytes, with a unit if wanted: 500MB, 8GB."""
 
     name = "bytes"
@@ -89,6 +106,23 @@ def needs_extra(extra: str) -> Iterator[None]:
         ) from None
 
 
+def data_folder(given: Path | None) -> Path:
+    """Makes the data folder, where it is not there yet, and gives its path.
+
+    Raises ClickException where it cannot be written to.
+    """
+    folder = given or default_data_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise click.ClickException(
+            f"--data-dir {folder}: {error.strerror}. Choose a folder that you may write to."
+        ) from None
+    return folder
+
+
 class _Group(click.Group):
     """Prints errors that a person can act on as one line, and exits with 1."""
 
@@ -104,7 +138,11 @@ class _Group(click.Group):
             _user_errors(),
         ) as error:
             _print_error(error, as_json=context.meta.get(_AS_JSON, False))
-            sys.exit(1)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever reads has enough: click ends without a word
+            _print_error(error, as_json=context.meta.get(_AS_JSON, False))
+        sys.exit(1)
 
 
 class _NoError(Exception):
@@ -118,13 +156,21 @@ def _user_errors() -> type[Exception]:
 
 
 def _print_error(error: Exception, *, as_json: bool) -> None:
-    details = getattr(error, "error", None) or error_object(str(error), code=None)
+    words = _words(error)
+    details = getattr(error, "error", None) or error_object(words, code=None)
     if as_json:
         click.echo(json.dumps({"error": details}, ensure_ascii=False))
     elif isinstance(error, JobFailed):
-        click.echo(f"Error: {error} [{details.get('code')}]", err=True)
+        click.echo(f"Error: {words} [{details.get('code')}]", err=True)
     else:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {words}", err=True)
+
+
+def _words(error: Exception) -> str:
+    """Says an error without the number that the system gives it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -158,9 +204,13 @@ def _register() -> None:
         cli_queue,
         cli_run,
         cli_serve,
+        cli_up,
     )
 
-    for module in (cli_run, cli_serve, cli_demo, cli_jobs, cli_batch, cli_queue, cli_model):
+    for module in (
+        *(cli_up, cli_run, cli_serve, cli_demo),
+        *(cli_jobs, cli_batch, cli_queue, cli_model),
+    ):
         for command in module.COMMANDS:
             main.add_command(command)
 

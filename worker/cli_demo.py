@@ -13,9 +13,11 @@ from mlx_rq.jobs.errors import ResultTimeout
 from mlx_rq.jobs.handle import Job, as_completed
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.jobs.submit import submit_many
+from mlx_rq.worker.children import child_process
 from mlx_rq.worker.cli_model import ensure_model
-from mlx_rq.worker.cli_run import child_process, worker_options
+from mlx_rq.worker.cli_run import worker_options
 from mlx_rq.worker.embedded import embedded_valkey
+from mlx_rq.worker.signals import stopped_by_signals
 
 DEMO_SYSTEM = (
     "You are a helpful assistant. You answer every question truthfully, in one short and plain "
@@ -39,6 +41,7 @@ def demo(**options: Any) -> None:
     """Show the whole way: a queue, a worker, questions, answers. Leaves nothing behind."""
     ensure_model(options["model"])
     with (
+        stopped_by_signals(),
         tempfile.TemporaryDirectory(prefix="mlx-rq-demo-") as folder,
         embedded_valkey(Path(folder), port=None) as url,
         child_process("worker", url, options, log_level="warning") as process,

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import click
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlx_rq.jobs import submit as submit_module
+from mlx_rq.jobs.batch_answers import text_of
 from mlx_rq.jobs.connection import connect, reachable
 from mlx_rq.jobs.errors import JobNotFound, RequestError
 from mlx_rq.jobs.handle import Job, fetch
@@ -56,7 +58,7 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 )
 @option("--priority", type=click.Choice(PRIORITIES), default="default")
 @option("--result-ttl", type=int, default=DEFAULT_RESULT_TTL, help="Seconds to keep the result.")
-@option("--timeout", type=float, help="Seconds that an attempt may take.")
+@option("--timeout", type=float, help="Seconds that an attempt may take, once it has begun.")
 @option("--max-attempts", type=int, default=DEFAULT_MAX_ATTEMPTS)
 @option("--idempotency-key", metavar="KEY", help="Same key and body: the same job, not a second.")
 @option("--wait", is_flag=True, help="Wait for the answer and print it.")
@@ -107,14 +109,25 @@ def submit(
 
 @click.command()
 @click.argument("job_id")
-@option("--timeout", type=float, default=None, help="Seconds to wait.", show_default="no limit")
+# Not from the environment, where that is how long a submitted job's attempt may take.
+@option(
+    "--timeout",
+    envvar=None,
+    type=float,
+    default=None,
+    help="Seconds to wait.",
+    show_default="no limit",
+)
 @option("--no-wait", is_flag=True, help="Only look: exit 1 where there is no result yet.")
 @json_option
 @redis_option
 def result(
     job_id: str, timeout: float | None, no_wait: bool, as_json: bool, redis_url: str | None
 ) -> None:
-    """Wait for the answer of a job and print it (its text, or with --json the whole object)."""
+    """Wait for the answer of a job and print it: its text, or where it calls tools, the calls.
+
+    With --json, the whole object.
+    """
     job = fetch(job_id, redis_url=redis_url)
     _print_result(job.result(timeout=0 if no_wait else timeout), as_json)
 
@@ -123,8 +136,23 @@ def _print_result(response: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(response)
         return
+    for answer in _answers(response):
+        click.echo(answer)
+
+
+def _answers(response: Mapping[str, Any]) -> Iterator[str]:
+    """Gives the text of each choice, or the tool calls as JSON where it has no text."""
+    if response.get("object") == "response":
+        calls = [item for item in response["output"] if item["type"] == "function_call"]
+        yield _text_or_calls(text_of(response), calls)
+        return
     for choice in response["choices"]:
-        click.echo(choice["message"]["content"] if "message" in choice else choice["text"])
+        message = choice.get("message", {})
+        yield _text_or_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
+
+
+def _text_or_calls(text: str | None, calls: Any) -> str:
+    return json.dumps(calls, ensure_ascii=False, indent=2) if calls and not text else text or ""
 
 
 @click.command()
@@ -176,7 +204,8 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
 
 
 def _print_overview(state: dict[str, Any]) -> None:
-    console = Console()
+    # Names of models are anybody's: nothing in them is markup.
+    console = Console(markup=False, emoji=False)
     queues = Table("model", "priority", "queued", "in progress", "completed", "failed", "cancelled")
     for queue in state["queues"]:
         queues.add_row(*(str(value) for value in queue.values()))

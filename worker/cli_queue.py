@@ -7,15 +7,22 @@ import click
 
 from mlx_rq.jobs.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.limits import set_limits, usage
-from mlx_rq.worker.cli import ByteCount, json_option, print_json, redis_option
+from mlx_rq.worker.cli import (
+    ByteCount,
+    Number,
+    NumberOrWord,
+    json_option,
+    print_json,
+    redis_option,
+)
 
 _NO_LIMIT = "none"
 
 
-class _Limit(click.ParamType[int | str]):
+class _Limit(NumberOrWord):
     """What another type reads, or `none`."""
 
-    def __init__(self, of: click.ParamType[int]) -> None:
+    def __init__(self, of: Number) -> None:
         self._of = of
         self.name = f"{of.name} or {_NO_LIMIT}"
 

@@ -1,30 +1,24 @@
-"""Commands that generate: `worker`, and `up`, which brings a queue of its own."""
+"""The command `worker`, which generates, and the options of all that start one."""
 
-import os
 import secrets
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mlx_rq.jobs.connection import (
-    URL_VARIABLE,
-    new_connection,
-    reachable,
-    resolve_url,
-    without_password,
-)
-from mlx_rq.jobs.embedded_url import FOLDER, default_data_dir
+from mlx_rq.jobs.connection import new_connection, reachable, resolve_url
+from mlx_rq.jobs.embedded_url import default_data_dir
 from mlx_rq.jobs.errors import RedisUnavailable
-from mlx_rq.worker.cli import ByteCount, Command, needs_extra, option, redis_option
-from mlx_rq.worker.cli_model import ensure_model
-from mlx_rq.worker.cli_serve import DEFAULT_HTTP_PORT
-from mlx_rq.worker.embedded import DEFAULT_PORT, embedded_valkey
+from mlx_rq.worker.children import environment_with, program_of
+from mlx_rq.worker.cli import (
+    ByteCount,
+    Command,
+    NumberOrWord,
+    needs_extra,
+    option,
+    redis_option,
+)
 from mlx_rq.worker.lifeline import REDIS_AWAY
 
 DEMO_MODEL = "smollm2"
@@ -33,7 +27,7 @@ MIN_STALL = 60.0
 """Longer than Redis may take to answer: waiting for it is no stall."""
 
 
-class _RowCount(click.ParamType[int | str]):
+class _RowCount(NumberOrWord):
     """A number of rows, or `auto`."""
 
     name = "rows"
@@ -157,12 +151,12 @@ def _supervise(context: click.Context, redis_url: str, name: str | None, **optio
 
     name = name or secrets.token_hex(16)
     log_level = context.parent.params["log_level"] if context.parent else "info"
-    program = _program("worker", {**options, "name": name, "unsupervised": True}, log_level)
+    program = program_of("worker", {**options, "name": name, "unsupervised": True}, log_level)
     return Supervisor(
         program,
         new_connection(redis_url),
         name,
-        environment=_environment(redis_url),
+        environment=environment_with(redis_url),
         options=SupervisorOptions(stall=options["stall"]),
     ).run()
 
@@ -219,81 +213,4 @@ def _generate(
             raise click.ClickException(str(error)) from None
 
 
-def _program(command: str, options: Mapping[str, Any], log_level: str) -> list[str]:
-    """The command line that runs one of our commands."""
-    # -P: the folder that the user stands in may hold a `worker` or an `mlx_rq` of its own.
-    program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", log_level, command]
-    return program + _arguments(options)
-
-
-def _environment(redis_url: str) -> dict[str, str]:
-    """Our own, with the URL: that may hold a password, and command lines are for all to see."""
-    return {**os.environ, URL_VARIABLE: redis_url}
-
-
-@contextmanager
-def child_process(
-    command: str, redis_url: str, options: Mapping[str, Any], log_level: str = "info"
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs one of our commands as a child while the block runs; it then stops in good order."""
-    program = _program(command, options, log_level)
-    process = subprocess.Popen(program, env=_environment(redis_url))
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
-
-
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """Writes options as the command line that means the same."""
-    arguments = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            arguments.append(flag)
-        elif value is not False and value is not None:
-            values = value if isinstance(value, tuple) else (value,)
-            arguments += [part for single in values for part in (flag, str(single))]
-    return arguments
-
-
-@click.command()
-@worker_options
-@option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
-@data_dir_option("Where the queue's data lasts.")
-@option("--http/--no-http", default=True, help="Open the HTTP door too, on loopback.")
-@option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
-def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
-    """Run a queue, a worker and the HTTP door in this terminal; Ctrl-C ends them all.
-
-    The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
-    still there at the next start.
-    """
-    ensure_model(options["model"])
-    folder = data_dir or default_data_dir()
-    with embedded_valkey(folder / FOLDER, port) as url, ExitStack() as door:
-        click.echo(f"queue:  {without_password(url)} (`mlx-rq url` tells the password)", err=True)
-        if folder != default_data_dir():
-            click.echo(
-                f"        others find it with MLX_RQ_DATA_DIR={shlex.quote(str(folder.resolve()))}",
-                err=True,
-            )
-        if http:
-            with needs_extra("http"):
-                import mlx_rq.api_stub.server  # noqa: F401 (found missing here, not in the child)
-            serve = {"http_port": http_port, "data_dir": folder}
-            door.enter_context(child_process("serve", url, serve, log_level="warning"))
-            click.echo(f"door:   http://127.0.0.1:{http_port}/v1", err=True)
-        with child_process("worker", url, {**options, "data_dir": folder}) as process:
-            try:
-                code = process.wait()
-            except KeyboardInterrupt:
-                # The children got the same signal; the worker is finishing its jobs.
-                code = process.wait()
-    if code:
-        raise click.ClickException(f"the worker ended with code {code}")
-
-
-COMMANDS = (worker, up)
+COMMANDS = (worker,)

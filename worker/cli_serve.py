@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from mlx_rq.jobs.embedded_url import default_data_dir
-from mlx_rq.worker.cli import needs_extra, option, redis_option
+from mlx_rq.worker.cli import data_folder, needs_extra, option, redis_option
 
 DEFAULT_HTTP_PORT = 8000
 
@@ -91,7 +90,7 @@ def serve(
         from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
         from mlx_rq.jobs.webhooks import read_networks, read_secrets
     settings = Settings(
-        data_dir=data_dir or default_data_dir(),
+        data_dir=data_folder(data_dir),
         redis_url=redis_url,
         keys=read_keys(api_key_file) if api_key_file else ApiKeys(),
         allowed_origins=allow_origin,

@@ -12,6 +12,7 @@ from mlx_rq.engine.protocol import Outcome
 from mlx_rq.jobs.ending import Ending, end_job
 from mlx_rq.jobs.errors import error_in
 from mlx_rq.worker.claim import ClaimedJob
+from mlx_rq.worker.recovery import is_of_another_type
 from mlx_rq.worker.tasks import no_answer
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -48,7 +49,9 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
         replies = pipe.execute(raise_on_error=False)
     committed = Committed(0, [], [], [])
     for (job, outcome), reply in zip(finished, replies, strict=True):
-        if isinstance(reply, ResponseError):
+        if is_of_another_type(reply):  # no job is in its key any more
+            committed.unknown.append((job, outcome))
+        elif isinstance(reply, ResponseError):
             logger.error("job %s: Redis did not take the answer: %s", job.id, reply)
             committed.refused.append((job, outcome))
         elif isinstance(reply, RedisError):

@@ -21,6 +21,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 
 from mlx_rq.jobs.embedded_url import LOCK_FILE, URL_FILE
 from mlx_rq.jobs.errors import RedisUnavailable
+from mlx_rq.worker.signals import undisturbed
 
 DEFAULT_PORT = 6379
 
@@ -45,13 +46,16 @@ def embedded_valkey(data_dir: Path, port: int | None = DEFAULT_PORT) -> Iterator
     with (data_dir / LOCK_FILE).open("ab") as lock:
         _take(lock.fileno(), data_dir)
         url = _url(data_dir, port)
-        process = _start(binary, data_dir, url, lock.fileno())
-        lock.close()  # from now on only the server holds it
+        process = None
         try:
+            with undisturbed():
+                process = _start(binary, data_dir, url, lock.fileno())
+            lock.close()  # from now on only the server holds it
             _wait_until_ready(process, url, data_dir)
             yield url
         finally:
-            _stop(process)
+            if process is not None:
+                _stop(process)
 
 
 def _binary() -> Path:
@@ -84,7 +88,7 @@ def _url(data_dir: Path, port: int | None) -> str:
     """Makes the URL and keeps it; the password of an earlier start stays as it was."""
     if port is None:
         port = _free_port()
-    elif not _is_free(port):
+    elif not is_free(port):
         raise RedisUnavailable(
             f"Port {port} is taken, perhaps by a Redis that runs already. Use that one "
             f"(mlx-rq worker --redis-url redis://localhost:{port}/0), or choose another --port."
@@ -103,9 +107,10 @@ def _url(data_dir: Path, port: int | None) -> str:
 
 
 def _start(binary: Path, data_dir: Path, url: str, lock: int) -> subprocess.Popen[bytes]:
-    # Ctrl-C reaches the whole terminal, but the worker still needs the server to hand back its
-    # jobs. A blocked signal stays blocked in the child; SIGTERM ends it in good order.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Ctrl-C and the end of a terminal reach everybody in it, but the worker still needs the server
+    # to hand back its jobs. A blocked signal stays blocked in the child; SIGTERM ends it in good
+    # order.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         with (data_dir / LOG_FILE).open("ab") as log:
             process = subprocess.Popen(
@@ -185,7 +190,8 @@ def _free_port() -> int:
         return port
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Tells whether a port of loopback can be listened on."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -12,21 +12,21 @@ local aboard_prefix, bells_kept, bell_seconds = ARGV[8], tonumber(ARGV[9]), ARGV
 local composite = job_id .. ':' .. execution
 local record = execution_prefix .. composite
 
-local lease_end = redis.call('ZSCORE', registry, composite)
+local lease_end = attempt('ZSCORE', registry, composite)
 if expired_before ~= '' and lease_end and tonumber(lease_end) > tonumber(expired_before) then
   return 0 -- renewed after all
 end
 -- The execution's record ends with the lease; the job's own says the same.
-local worker = redis.call('HGET', record, 'worker_name')
-  or redis.call('HGET', job, 'worker_name') or ''
-redis.call('ZREM', executions, execution)
-redis.call('SREM', worker_prefix .. worker .. worker_suffix, composite)
+local worker = attempt('HGET', record, 'worker_name') or attempt('HGET', job, 'worker_name') or ''
+attempt('ZREM', executions, execution)
+attempt('SREM', worker_prefix .. worker .. worker_suffix, composite)
 redis.call('DEL', record)
-if redis.call('ZREM', registry, composite) == 0 then return 0 end
-if redis.call('HGET', job, 'status') ~= 'started' then return 0 end
+if not lease_end then return 0 end
+redis.call('ZREM', registry, composite)
+if attempt('HGET', job, 'status') ~= 'started' then return 0 end
 
 if count == 'aboard' then
-  local aboard = redis.call('GET', aboard_prefix .. worker)
+  local aboard = attempt('GET', aboard_prefix .. worker)
   local was_aboard = not aboard or string.find(' ' .. aboard .. ' ', ' ' .. job_id .. ' ', 1, true)
   local retries_left = tonumber(redis.call('HGET', job, 'retries_left') or '')
   if was_aboard and retries_left and retries_left > 0 then
@@ -34,8 +34,8 @@ if count == 'aboard' then
   end
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
-redis.call('LPUSH', queue, job_id)
-redis.call('RPUSH', bell, 1)
+write('LPUSH', queue, job_id)
+write('RPUSH', bell, 1)
 redis.call('LTRIM', bell, -bells_kept, -1)
 redis.call('EXPIRE', bell, bell_seconds)
 return 1

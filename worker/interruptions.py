@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mlx_rq.jobs.errors import ErrorObject, error_object
 from mlx_rq.worker.claim import ClaimedJob
@@ -14,19 +14,30 @@ class Interruptions:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._jobs: dict[str, ClaimedJob] = {}
+        self._waiting: dict[str, float] = {}  # the timeouts of jobs that have not begun
         self._deadlines: dict[str, float] = {}
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def watch(self, job: ClaimedJob) -> None:
-        """The time of a job counts from here."""
+        """A job is here, perhaps once more; from now on it can be cancelled."""
+        self.forget(job.id)
         self._jobs[job.id] = job
-        self._deadlines.pop(job.id, None)
         if job.timeout is not None:
-            self._deadlines[job.id] = self._clock() + job.timeout
+            self._waiting[job.id] = job.timeout
+
+    def began(self, job_ids: Iterable[str]) -> None:
+        """These are generated now: the time of a job counts from the first time that it is."""
+        if not self._waiting:
+            return
+        now = self._clock()
+        for job_id in job_ids:
+            if (timeout := self._waiting.pop(job_id, None)) is not None:
+                self._deadlines[job_id] = now + timeout
 
     def forget(self, job_id: str) -> None:
         """A job has its end."""
         self._jobs.pop(job_id, None)
+        self._waiting.pop(job_id, None)
         self._deadlines.pop(job_id, None)
 
     def cancel(self, job_id: str) -> None:

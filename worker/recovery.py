@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from redis import Redis
+from redis.exceptions import ResponseError
 from rq import Queue
 from rq.executions import ExecutionRegistry
 from rq.job import Job as RQJob
@@ -32,6 +33,16 @@ Count = Literal["no", "aboard"]
 
 _AT_ONCE = 1000
 """Expired leases that are looked at in one go."""
+
+
+def script_of(name: str) -> str:
+    """Reads one of the worker's scripts, with what stands before each of them."""
+    return load_script("mlx_rq.worker", "any_type.lua") + load_script("mlx_rq.worker", name)
+
+
+def is_of_another_type(reply: object) -> bool:
+    """Tells the error of a key that somebody has put something else into."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
 class Held(NamedTuple):
@@ -54,7 +65,7 @@ def give_back(
 
     `count` is explained in `handback.lua`. A lease that is held no longer is passed by.
     """
-    script = connection.register_script(load_script("mlx_rq.worker", "handback.lua"))
+    script = connection.register_script(script_of("handback.lua"))
     with connection.pipeline(transaction=False) as pipe:
         # Last first: each goes to the front, so that the order stays as it was.
         for job_id, execution_id, queue_name in reversed(list(held)):
@@ -92,12 +103,17 @@ def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
     held: list[Held] = []
     for queue in queues:
         names = key_names(queue.name)
-        expired = connection.zrange(
-            names["started"], "-inf", now, byscore=True, offset=0, num=_AT_ONCE
-        )
-        held += [_held(composite, queue.name) for composite in expired]
-        for registry in ("finished", "failed", "canceled"):
-            connection.zremrangebyscore(names[registry], "-inf", now)
+        try:
+            expired = connection.zrange(
+                names["started"], "-inf", now, byscore=True, offset=0, num=_AT_ONCE
+            )
+            held += [_held(composite, queue.name) for composite in expired]
+            for registry in ("finished", "failed", "canceled"):
+                connection.zremrangebyscore(names[registry], "-inf", now)
+        except ResponseError as error:
+            if not is_of_another_type(error):
+                raise
+            logger.error("queue %s: one of its keys holds something else: %s", queue.name, error)
     returned = give_back(connection, held, count="aboard", expired_before=now) if held else 0
     if returned:
         logger.warning("the leases of %d jobs ran out: they are queued again", returned)
@@ -120,10 +136,10 @@ def bury(connection: Redis, worker_name: str) -> int:
     with connection.pipeline(transaction=False) as pipe:
         for lease in leases:
             pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
-        origins = pipe.execute()
+        records = pipe.execute(raise_on_error=False)
     held = [
         (_text(enqueued_at or b""), lease._replace(queue_name=_text(origin)))
-        for lease, (origin, enqueued_at) in zip(leases, origins, strict=True)
+        for lease, (origin, enqueued_at) in zip(leases, map(_fields, records), strict=True)
         if origin is not None and _is_ours(_text(origin))
     ]
     in_order = [lease for _, lease in sorted(held)]
@@ -137,6 +153,15 @@ def bury(connection: Redis, worker_name: str) -> int:
         connection.srem(listed_in, record)
     connection.delete(record, executions, keys.worker(worker_name), keys.aboard(worker_name))
     return returned
+
+
+def _fields(reply: Any) -> Any:
+    """Gives two fields of a job's record; none where its key holds something else."""
+    if is_of_another_type(reply):
+        return None, None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 def _text(value: Any) -> str:

@@ -49,6 +49,22 @@ def test_a_trunk_that_raises_for_a_cancelled_leader_ends_its_twin() -> None:
     assert engine.step() == []
 
 
+def test_who_is_aboard_are_those_for_whom_something_is_computed() -> None:
+    bodies = {str(i): completion([i, i + 1, i + 2], max_tokens=30) for i in range(6)}
+    engine = start(tiny_model("llama"), {**bodies, "twin": bodies["0"], "gone": bodies["1"]})
+    engine.step()
+    engine.cancel("gone")
+    engine.cancel("1")
+    running = {row.task_id for row in engine._running}
+
+    assert "0" in running
+    assert engine.aboard >= running | {"twin"}
+    while engine.running < 4:
+        engine.step()
+    assert engine.aboard == {row.task_id for row in engine._running} | {"twin"}
+    assert "1" not in engine.aboard
+
+
 def test_nothing_is_generated_for_twins_that_were_all_cancelled() -> None:
     engine = start(tiny_model("llama"), dict.fromkeys("abc", completion([4, 5, 6], max_tokens=40)))
     engine.step()

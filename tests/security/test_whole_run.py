@@ -30,9 +30,17 @@ ROLES = ("producer", "door", "worker")
 SCRIPTS = {
     "producer": ("jobs/enqueue.lua", "jobs/end.lua"),
     "door": ("jobs/enqueue.lua", "jobs/end.lua", "jobs/webhooks.lua"),
-    "worker": ("jobs/end.lua", "worker/claim.lua", "worker/handback.lua"),
+    "worker": (
+        "jobs/end.lua",
+        "worker/any_type.lua",
+        "worker/claim.lua",
+        "worker/handback.lua",
+    ),
 }
 """What each part runs inside Redis."""
+
+CALLED = r"(?:redis\.call|attempt|write)\('(\w+)'"
+"""How a command stands in a script."""
 
 CLIENTS = ("openai", "httpx", "httpcore", "asyncio")
 """Loggers of the clients in this process, which are none of ours."""
@@ -109,7 +117,9 @@ class TestTheUsers:
         called = {
             command.lower()
             for script in SCRIPTS[role]
-            for command in re.findall(r"redis\.call\('(\w+)'", (ROOT / script).read_text())
+            for command in re.findall(
+                r"(?:\.call|attempt|write)\('(\w+)'", (ROOT / script).read_text()
+            )
         }
         assert called
         assert called - allowed == set()

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +232,14 @@ def chat(text: str) -> dict[str, Any]:
     return {"object": "chat.completion", "choices": [{"index": 0, "message": message}]}
 
 
+def response(*output: dict[str, Any]) -> dict[str, Any]:
+    return {"object": "response", "status": "completed", "output": list(output)}
+
+
+def message(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": list(parts)}
+
+
 class TestResult:
     def test_the_text_is_printed(self, run: Run, start_worker: StartWorker) -> None:
         start_worker(FakeEngine(answer_with=lambda task: chat("Grüße 🌍")))
@@ -241,6 +251,51 @@ class TestResult:
             FakeEngine(answer_with=lambda task: {"object": "text_completion", "choices": choices})
         )
         assert run("result", submit(prompt="Hi").id).stdout == "one\ntwo\n"
+
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_the_text_of_a_response_is_printed(
+        self, run: Run, start_worker: StartWorker, wait: bool
+    ) -> None:
+        parts = [{"type": "output_text", "text": text} for text in ("Blue, ", "or green.")]
+        start_worker(FakeEngine(answer_with=lambda task: response(message(*parts))))
+        body = {"input": "Name a colour."}
+        if wait:
+            printed = run("submit", "--body", "-", "--wait", input=json.dumps(body))
+        else:
+            printed = run("result", submit(body).id)
+        assert printed.stdout == "Blue, or green.\n"
+
+    def test_the_tool_calls_of_a_response_are_printed(
+        self, run: Run, start_worker: StartWorker
+    ) -> None:
+        call = {"type": "function_call", "call_id": "c", "name": "mix", "arguments": '{"ü": 1}'}
+        start_worker(FakeEngine(answer_with=lambda task: response(call)))
+        printed = run("result", submit(input="Mix.").id)
+        assert json.loads(printed.stdout) == [call]
+        assert "ü" in printed.stdout
+
+    def test_the_tool_calls_of_a_chat_are_printed(
+        self, run: Run, start_worker: StartWorker
+    ) -> None:
+        function = {"name": "mix", "arguments": "{}"}
+        calls = [{"id": "c", "type": "function", "function": function}]
+        messages = [{"content": None, "tool_calls": calls}, {"content": "", "tool_calls": calls}]
+        messages += [{"content": "Mixing.", "tool_calls": calls}, {"content": None}]
+        choices = [{"index": at, "message": message} for at, message in enumerate(messages)]
+        start_worker(
+            FakeEngine(answer_with=lambda task: {"object": "chat.completion", "choices": choices})
+        )
+        printed = json.dumps(calls, indent=2)
+        assert run("result", submit(messages=HI).id).stdout == (
+            f"{printed}\n{printed}\nMixing.\n\n"
+        )
+
+    def test_how_long_to_wait_does_not_come_from_the_environment(
+        self, run: Run, start_worker: StartWorker
+    ) -> None:
+        job = submit(messages=HI)
+        start_worker()
+        assert run("result", job.id, MLX_RQ_TIMEOUT="0").exit_code == 0
 
     def test_with_json_the_whole_object(self, run: Run, start_worker: StartWorker) -> None:
         start_worker()
@@ -354,6 +409,24 @@ class TestStatus:
         assert state["workers"][0]["trunk_sharing"] == "held once (fake)"
         assert state["notes"] == ["jobs wait for 'other', which no live worker serves"]
 
+    @pytest.mark.parametrize("name", ["[/b]", "[bold]m[/bold]", ":cat:", "[link=x]m"])
+    def test_of_names_that_look_like_markup(
+        self, run: Run, start_worker: StartWorker, name: str
+    ) -> None:
+        start_worker(FakeEngine(name))
+        submit(messages=HI, model=name).result(PATIENCE)
+        submit(messages=HI, model=f"{name}!")
+        result = run("status", COLUMNS="300")
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        queues = [line for line in lines if "default" in line]
+        assert sorted(queue.split("│")[1].strip() for queue in queues) == [name, f"{name}!"]
+        assert any(line.split("│")[2].strip() == name for line in lines if "held once" in line)
+        assert f"jobs wait for {f'{name}!'!r}, which no live worker serves" in result.stdout
+
+
+COMMANDS_WITH_DATA = {"serve": ["serve"], "up": ["up", "--model", "/nowhere"]}
+
 
 class TestNoRedis:
     @pytest.mark.parametrize(
@@ -391,11 +464,54 @@ class TestNoRedis:
         line = refused(run("status", "--redis-url", "localhost:6379"))
         assert line.startswith("Invalid Redis URL 'localhost:6379': ")
 
+    def test_a_url_with_an_option_that_is_none(self, run: Run) -> None:
+        line = refused(run("submit", "Hi", **{URL_VARIABLE: "redis://h/0?foo=1"}))
+        assert line.startswith(
+            "Invalid Redis URL 'redis://h/0?foo=1': the option 'foo' cannot be set; those that can "
+            "are client_name, db, "
+        )
+
+
+class TestFiles:
+    """What the system refuses is one line, whichever command asked."""
+
+    @pytest.mark.parametrize("command", ["serve", "up"])
+    def test_a_data_folder_that_cannot_be_written_to(
+        self, run: Run, tmp_path: Path, command: str
+    ) -> None:
+        (tmp_path / "file").touch()
+        folder = tmp_path / "file" / "data"  # as unwritable as can be, also for root
+        line = refused(run(*COMMANDS_WITH_DATA[command], "--data-dir", str(folder)))
+        assert line == (
+            f"--data-dir {folder}: Not a directory. Choose a folder that you may write to."
+        )
+
+    def test_something_below_the_data_folder_that_cannot_be_written_to(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        (tmp_path / "http").touch()
+        line = refused(run("serve", "--data-dir", str(tmp_path)))
+        assert line == f"{tmp_path / 'http'}: File exists"
+
 
 def test_the_version_is_printed(run: Run) -> None:
     from mlx_rq import __version__
 
     assert __version__ in run("--version").stdout
+
+
+def test_click_before_8_4_will_do() -> None:
+    program = """
+import click
+def refuse(cls, item):
+    raise TypeError("type 'ParamType' is not subscriptable")
+click.ParamType.__class_getitem__ = classmethod(refuse)
+from mlx_rq.worker.cli import main
+main(["up", "--help"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--kv-budget" in done.stdout
 
 
 @pytest.mark.parametrize("command", [[], ["submit"], ["result"], ["cancel"], ["status"]])

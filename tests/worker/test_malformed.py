@@ -22,6 +22,8 @@ from mlx_rq import Job, JobFailed, submit
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.options import RECOVERY_RETRIES
 from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, InertJob
+from mlx_rq.worker.claim import Claims
+from mlx_rq.worker.recovery import bury, recover_expired
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -51,6 +53,11 @@ def put(connection: Redis, job_id: str, **fields: Any) -> Job:
     return Job(job_id)
 
 
+def claims(connection: Redis) -> Claims:
+    """The claims of a worker named w."""
+    return Claims(connection, "w", ["default"], lease_seconds=60, max_wait=30.0)
+
+
 class TouchesAFile:
     """Unpickling this makes a file."""
 
@@ -73,11 +80,24 @@ PAYLOADS: dict[str, bytes | None] = {
     "no arguments": packed([FUNCTION, None, [], {}]),
     "no object": packed([FUNCTION, None, [], {"kind": "chat", "body": 5}]),
 }
-BODIES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
+SURROGATE = {"name": "f", "parameters": {"enum": ["\ud800"]}}
+BODIES: dict[str, tuple[str, dict[str, Any], str | None, str | None]] = {
     "out of range": ("chat", {"messages": HI, "top_p": 7}, "decimal_above_max_value", "top_p"),
     "no messages": ("chat", {}, "missing_required_parameter", "messages"),
     "unknown kind": ("video", {"messages": HI}, "invalid_value", "kind"),
     "lone surrogate": ("chat", {"messages": HI, "\ud800": 1}, "invalid_value", ""),
+    "endless number in a schema": (
+        "completion",
+        {"prompt": "x", "guided_json": {"multipleOf": 10**400}},
+        None,
+        "guided_json",
+    ),
+    "lone surrogate in a schema": (
+        "chat",
+        {"messages": HI, "tools": [{"type": "function", "function": SURROGATE}]},
+        "invalid_function_parameters",
+        "tools[0].function.parameters",
+    ),
     "lone surrogate in a role": (
         "chat",
         {"messages": [{"role": "\ud800", "content": "x"}]},
@@ -134,7 +154,7 @@ class TestPayloads:
         start_worker: StartWorker,
         kind: str,
         body: dict[str, Any],
-        code: str,
+        code: str | None,
         param: str | None,
     ) -> None:
         data = packed([FUNCTION, None, [], {"kind": kind, "body": body}])
@@ -224,6 +244,104 @@ class TestRecords:
         last.result(PATIENCE)
         assert worker.stop() == 2
         assert [task.id for task in worker.engine.added] == [job.id, last.id]
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_job_whose_key_holds_something_else_is_passed_by(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, alone: bool
+    ) -> None:
+        before = submit(messages=HI)
+        connection.set(RQJob.key_for("odd"), "no hash")
+        connection.rpush(f"rq:queue:{QUEUE}", "odd")
+        after = submit(messages=HI)
+        worker = start_worker()
+        worker.worker._leases.alone = alone
+        for job in (before, after):
+            assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+        assert worker.stop() == 2
+        assert not connection.exists(f"rq:queue:{QUEUE}")
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_queue_that_is_no_list_keeps_no_other_from_being_worked_on(
+        self, redis_url: str, connection: Redis, alone: bool
+    ) -> None:
+        connection.set(f"rq:queue:{keys.queue_name('default', 'high')}", "no list")
+        job = submit(messages=HI)
+        (claimed,) = claims(connection).take(5, alone=alone)
+        assert claimed.id == job.id
+
+    @pytest.mark.parametrize("alone", [True, False])
+    @pytest.mark.parametrize(
+        "key", [f"rq:wip:{QUEUE}", "rq:executions:{id}", "rq:worker:w:executions", "{owner}"]
+    )
+    def test_a_record_of_a_claim_that_is_something_else_is_made_anew(
+        self, redis_url: str, connection: Redis, key: str, alone: bool
+    ) -> None:
+        others = submit(messages=HI)  # claimed first: a script that fails undoes nothing
+        job = submit(messages=HI)
+        prefix = json.loads(connection.hget(RQJob.key_for(job.id), "meta"))["prefix"]
+        key = key.format(id=job.id, owner=keys.OWNER + prefix)
+        connection.hset(key, "no", "such type") if "owner" in key else connection.set(key, "x")
+
+        mine = claims(connection)
+        claimed = mine.take(5, enough=5, alone=alone)
+
+        assert [one.id for one in claimed] == [others.id, job.id]
+        assert job.status() == "in_progress"
+        assert mine.hand_back(claimed) == 2
+        assert [job.status(), others.status()] == ["queued", "queued"]
+
+    @pytest.mark.parametrize("key", ["rq:job:{id}", "rq:executions:{id}", f"rq:queue:{QUEUE}"])
+    @pytest.mark.parametrize("how", ["hand back", "bury", "recover"])
+    def test_what_was_claimed_goes_back_though_a_key_holds_something_else(
+        self, redis_url: str, connection: Redis, key: str, how: str
+    ) -> None:
+        spoilt, other = submit(messages=HI), submit(messages=HI)
+        mine = claims(connection)
+        claimed = mine.take(5)
+        connection.set(key.format(id=spoilt.id), "x")
+
+        if how == "hand back":
+            returned = mine.hand_back(claimed)
+        elif how == "bury":
+            returned = bury(connection, "w")
+        else:
+            for seconds, one in enumerate(claimed):
+                lease = f"{one.id}:{one.lease.execution_id}"
+                connection.zadd(f"rq:wip:{QUEUE}", {lease: 1 + seconds})
+            returned = recover_expired(connection, mine.queues)
+
+        lost = "rq:job" in key  # there is no job any more
+        assert returned == (1 if lost else 2)
+        expected = [other.id] if lost else [spoilt.id, other.id]
+        assert [name.decode() for name in connection.lrange(f"rq:queue:{QUEUE}", 0, -1)] == expected
+        assert connection.zcard(f"rq:wip:{QUEUE}") == (1 if how == "bury" and lost else 0)
+
+    def test_a_registry_that_is_something_else_keeps_no_other_queue_from_recovery(
+        self, redis_url: str, connection: Redis
+    ) -> None:
+        low = submit(messages=HI, priority="low")
+        mine = claims(connection)
+        mine.take(5)
+        (registry,) = connection.keys("rq:wip:*")
+        for entry in connection.zrange(registry, 0, -1):
+            connection.zadd(registry, {entry: 1})
+        connection.set(f"rq:wip:{keys.queue_name('default', 'high')}", "x")
+        connection.set(f"rq:finished:{QUEUE}", "x")
+        assert recover_expired(connection, mine.queues) == 1
+        assert low.status() == "queued"
+
+    def test_an_answer_to_what_is_no_job_any_more_is_given_up(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        worker = start_worker(FakeEngine(hold=True))
+        job = submit(messages=HI)
+        worker.engine.wait_for_tasks(1)
+        connection.set(RQJob.key_for(job.id), "x")
+        worker.engine.release()
+        other = submit(messages=HI)
+        assert other.result(PATIENCE)["id"] == f"chatcmpl-{other.id}"
+        assert worker.stop() == 1
+        assert worker.worker.describe()["discarded"] == 1
 
     @pytest.mark.parametrize("status", ["finished", "failed", "canceled", "started", "deferred"])
     def test_a_job_that_does_not_wait_is_not_claimed(

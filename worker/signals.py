@@ -1,0 +1,69 @@
+"""Signals that end a command which has started processes of its own: it must leave none behind."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class ToldToStop(KeyboardInterrupt):
+    """A signal that came to this process alone: its children have not heard of it.
+
+    Ctrl-C, a plain KeyboardInterrupt, reaches them too.
+    """
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP (a terminal that was closed) interrupt the block as Ctrl-C does."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP:
+            # The shell and the system may both say it; only a person means more by a second one.
+            signal.signal(signum, signal.SIG_IGN)
+        raise ToldToStop
+
+    # One that is ignored (nohup) stays so.
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Makes signals wait until the block has ended: a child is started and known, or not started.
+
+    An exception that a signal raises comes from the end of the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python's handlers break in upon the main thread only
+        return
+    came: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+
+    # Others are left: what is ignored, a child ignores too.
+    before = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(handler := signal.getsignal(number))
+    }
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for signum in came:
+            signal.raise_signal(signum)
