@@ -137,7 +137,7 @@ def usage(rows: Sequence[Row]) -> dict[str, Any]:
     prompt = sum(len(choices[0].prompt) for choices in by_prompt.values())
     cached = sum(min(row.cached_tokens for row in choices) for choices in by_prompt.values())
     completion = sum(len(row.text.tokens) for row in rows)
-    reasoning = sum(row.form.reasoning_tokens(row.text.tokens) for row in rows)
+    reasoning = sum(row.form.reasoning_tokens(row.text.tokens, row.text.decode) for row in rows)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

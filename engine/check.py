@@ -2,24 +2,21 @@
 
 The constraint keeps a text within its grammar; this is the second look, for what a grammar cannot
 say (29 February, a keyword passed over in lenient mode). It runs on the thread that generates, so
-regular expressions out of a schema get a time limit, and nothing is ever fetched.
+it goes by time limits (`mlx_rq.engine.bounded`), and nothing is ever fetched.
 """
 
-from collections.abc import Iterator
-from functools import cache
+import json
 from typing import Any
 
-import regex
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
-from jsonschema.protocols import Validator
-from jsonschema.validators import extend, validator_for
+from jsonschema.validators import validator_for
 from referencing import Registry
-from referencing.exceptions import Unresolvable
 
+from mlx_rq.engine.bounded import Patterns, bounded, formats
 from mlx_rq.jobs.schemas import Schema
+from mlx_rq.jobs.structured import Shape
 
-_REGEX_SECONDS = 0.25
 _LONGEST_MESSAGE = 300
 
 
@@ -39,19 +36,33 @@ class Check:
             draft.check_schema(dict(schema))
         except SchemaError as error:
             raise SchemaFault(_message(error)) from None
-        self._validator = _bounded(draft)(
-            schema, registry=Registry(), format_checker=draft.FORMAT_CHECKER
-        )
+        self._patterns = Patterns(schema)
+        self._validator = bounded(draft)(schema, registry=Registry(), format_checker=formats(draft))
 
     def fault(self, value: Any) -> str | None:
         """Says what is wrong with a value, and where; None where it is valid."""
         try:
-            error = next(self._validator.iter_errors(value), None)
+            with self._patterns.in_use():
+                error = next(self._validator.iter_errors(value), None)
         except TimeoutError:
             return "a regular expression of the schema takes too long on it"
-        except (Unresolvable, RecursionError, regex.error) as unusable:
+        except Exception as unusable:  # a $ref, a pattern, a format's own reader: an answer's fault
             return f"it cannot be validated: {unusable}"
         return None if error is None else _message(error)
+
+
+def shape_fault(shape: Shape, text: str, check: Check | None, complete: bool) -> str | None:
+    """Says why a finished text is not of a shape; None where it is."""
+    if not complete:
+        return "it ended too early"
+    if shape.kind == "choice" and text not in shape.value:
+        return "it is none of the choices"
+    if check is None:
+        return None
+    try:
+        return check.fault(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON: {error}"
 
 
 def _message(error: ValidationError | SchemaError) -> str:
@@ -59,52 +70,3 @@ def _message(error: ValidationError | SchemaError) -> str:
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE] + "…"
     return f"{text} (at {error.json_path})"
-
-
-@cache
-def _bounded(draft: type[Validator]) -> type[Validator]:
-    """Gives a draft's validator whose regular expressions have a time limit.
-
-    jsonschema uses `re`, which a hostile pattern can hold up for ever.
-    """
-    keywords = {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-    }
-    bounded: type[Validator] = extend(draft, keywords)  # type: ignore[no-untyped-call]
-    return bounded
-
-
-def _matches(pattern: str, text: str) -> bool:
-    return regex.search(pattern, text, timeout=_REGEX_SECONDS) is not None
-
-
-def _pattern(validator: Any, pattern: str, value: Any, schema: Schema) -> Iterator[ValidationError]:
-    if isinstance(value, str) and not _matches(pattern, value):
-        yield ValidationError(f"{value!r} does not match {pattern!r}")
-
-
-def _pattern_properties(
-    validator: Any, patterns: Schema, value: Any, schema: Schema
-) -> Iterator[ValidationError]:
-    if isinstance(value, dict):
-        for pattern, inner in patterns.items():
-            for key, item in value.items():
-                if _matches(pattern, key):
-                    yield from validator.descend(item, inner, path=key, schema_path=pattern)
-
-
-def _additional_properties(
-    validator: Any, additional: Any, value: Any, schema: Schema
-) -> Iterator[ValidationError]:
-    if not isinstance(value, dict):
-        return
-    patterns = schema.get("patternProperties", {})
-    for key, item in value.items():
-        if key in schema.get("properties", {}) or any(_matches(p, key) for p in patterns):
-            continue
-        if additional is False:
-            yield ValidationError(f"additional property {key!r} is not allowed")
-        elif isinstance(additional, dict):
-            yield from validator.descend(item, additional, path=key)

@@ -30,6 +30,10 @@ class Constraint(Protocol):
     """What one row may write next."""
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens its masks have a bit for; the logits may be for fewer."""
+
+    @property
     def taken(self) -> int:
         """How many tokens it has taken in."""
 
@@ -103,76 +107,75 @@ def mask(logits: mx.array, constraints: Sequence[Constraint | None]) -> mx.array
     ]
     if not live:
         return logits
-    masks = np.full((len(constraints), (logits.shape[1] + 31) // 32), -1, np.int32)
+    # A tokenizer may have more tokens than the model: `_masked` leaves those out.
+    width = max(logits.shape[1], live[0][0].vocabulary)
+    masks = np.full((len(constraints), (width + 31) // 32), -1, np.int32)
     live[0][0].fill(live, masks)
     return _masked(logits, mx.array(masks.view(np.uint32)))
 
 
 @dataclass(eq=False, slots=True)
-class Compilation:
-    """A grammar that is being compiled, or was."""
+class _Run:
+    """The compiling of one grammar. It may go on when those who waited for it have given up."""
 
     grammar: Grammar
-    clock: Callable[[], float]
-    seconds: float
-    give_up: Callable[[], None]
     started: float | None = None
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _compiled: Compiled | None = None
-    _fault: GrammarFault | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    late: bool = False
+    """Whether its time was over before it ended, so that its thread was replaced."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    compiled: Compiled | None = None
+    fault: GrammarFault | None = None
+    accident: bool = False
+    """Whether it failed in a way that tells nothing about the grammar."""
 
-    def run(self, compile: Callable[[Grammar], Compiled]) -> bool:
-        """Compiles on the thread that calls; returns whether that was in time."""
-        self.started = self.clock()
-        try:
-            return self._end(compiled=compile(self.grammar))
-        except GrammarFault as fault:
-            return self._end(fault=fault)
-        except Exception as error:  # whatever it is, the row must not wait for ever
-            return self._end(fault=GrammarFault(0, f"it cannot be compiled: {error}"))
 
-    def _end(self, *, compiled: Compiled | None = None, fault: GrammarFault | None = None) -> bool:
-        """Sets the result, unless there is one; returns whether it did."""
-        with self._lock:
-            if self._ended.is_set():
-                return False
-            self._compiled, self._fault = compiled, fault
-            self._ended.set()
-            return True
+class Compilation:
+    """A grammar that is being compiled, or was, as those have it who wait for it.
+
+    Several may wait for one run. Whoever comes when its time is over already gets the same time
+    again: what a busy machine held up may be through by then.
+    """
+
+    def __init__(self, run: _Run, compilers: "Compilers", since: float) -> None:
+        self._run = run
+        self._compilers = compilers
+        self._since = since
 
     @property
     def ready(self) -> bool:
-        """Whether `result` is there; gives the compilation up once its time is over."""
-        if self._ended.is_set():
-            return True
-        if self.started is None or self.clock() - self.started < self.seconds:
-            return False
-        message = f"it takes more than {self.seconds:g} s to compile; make it simpler."
-        if self._end(fault=GrammarFault(0, message)):
-            self.give_up()
-        return True
+        """Whether `result` need not wait: the compilation has ended, or its time is over."""
+        return self._run.ended.is_set() or self._compilers._is_over(self._run, self._since)
+
+    @property
+    def compiled(self) -> Compiled | None:
+        """The compiled grammar; None where there is none, or none yet. Never waits."""
+        return self._run.compiled
 
     def result(self) -> Compiled:
-        """Waits for the compiled grammar; raises GrammarFault where there will be none."""
+        """Waits for the compiled grammar; raises GrammarFault where there is none in time."""
         while not self.ready:
-            self._ended.wait(0.01)
-        if self._compiled is None:
-            raise self._fault or GrammarFault(0, "it was not compiled")
-        return self._compiled
+            self._run.ended.wait(0.01)
+        if (compiled := self._run.compiled) is not None:
+            return compiled
+        seconds = self._compilers._seconds
+        raise self._run.fault or GrammarFault(
+            0, f"it takes more than {seconds:g} s to compile; make it simpler."
+        )
 
 
 class Compilers:
     """Compiles grammars on a few threads, each within a time limit, and keeps the newest.
 
-    A thread cannot be stopped: one that goes on past the limit is replaced by another (up to
-    `most_stuck` at a time) and ends when it is through.
+    A thread cannot be stopped: one that goes on past the limit is replaced by another, up to
+    `most_stuck` at a time. Once it is through, it works on if there are less than `threads` others.
+    `set_up` is called before the first grammar's time begins; it may be called more than once.
     """
 
     def __init__(
         self,
         compile: Callable[[Grammar], Compiled],
         *,
+        set_up: Callable[[], object] = lambda: None,
         threads: int = 2,
         seconds: float = 2.0,
         kept: int = 256,
@@ -180,36 +183,87 @@ class Compilers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compile = compile
+        self._set_up = set_up
+        self._threads = threads
         self._seconds = seconds
         self._kept = kept
+        self._most_stuck = most_stuck
         self._clock = clock
-        self._may_run = threading.Semaphore(threads + most_stuck)
         self._cache: OrderedDict[str, Compilation] = OrderedDict()
-        self._queue: SimpleQueue[Compilation] = SimpleQueue()
-        for _ in range(threads):
-            self._add_thread()
+        self._queue: SimpleQueue[_Run] = SimpleQueue()
+        self._lock = threading.Lock()  # for all that follows, and for `late` and `ended` of runs
+        self._running: set[_Run] = set()
+        self._alive = 0
+        with self._lock:
+            self._add_threads()
 
     def submit(self, grammar: Grammar) -> Compilation:
-        """Has a grammar compiled, unless one of the same content was."""
+        """Has a grammar compiled, unless one of the same content was, or is being compiled."""
         key = _key(grammar)
         compilation = self._cache.get(key)
-        if compilation is None:
-            compilation = Compilation(grammar, self._clock, self._seconds, self._add_thread)
-            self._cache[key] = compilation
-            self._queue.put(compilation)
+        if compilation is None or compilation._run.accident:
+            compilation = Compilation(_Run(grammar), self, self._clock())
+            self._queue.put(compilation._run)
+        elif compilation.ready and not compilation._run.ended.is_set():
+            compilation = Compilation(compilation._run, self, self._clock())
+        self._cache[key] = compilation
         self._cache.move_to_end(key)
         while len(self._cache) > self._kept:
             self._cache.popitem(last=False)
         return compilation
 
-    def _add_thread(self) -> None:
-        if self._may_run.acquire(blocking=False):
+    def _is_over(self, run: _Run, since: float) -> bool:
+        """Says whether the time is over for those who wait for a run since then."""
+        started = run.started
+        over = started is not None and self._clock() - max(started, since) >= self._seconds
+        if over or started is None:
+            # Not by its own run alone: whoever waited for the one that is stuck may be gone.
+            self._replace_stuck()
+        return over
+
+    def _replace_stuck(self) -> None:
+        """Has other threads work for those whose grammar takes more than its time."""
+        with self._lock:
+            now = self._clock()
+            for run in self._running:
+                if run.started is not None and now - run.started >= self._seconds:
+                    run.late = True
+            self._add_threads()
+
+    def _add_threads(self) -> None:
+        while self._able < self._threads and self._alive < self._threads + self._most_stuck:
             threading.Thread(target=self._work, name="mlx-rq-compiler", daemon=True).start()
+            self._alive += 1
+
+    @property
+    def _able(self) -> int:
+        """How many threads are not stuck."""
+        return self._alive - sum(run.late for run in self._running)
 
     def _work(self) -> None:
-        while self._queue.get().run(self._compile):
-            pass
-        self._may_run.release()
+        """Compiles one grammar after the other, as long as this thread is wanted."""
+        while True:
+            run = self._queue.get()
+            self._compile_one(run)
+            with self._lock:
+                self._running.discard(run)
+                run.ended.set()
+                if self._able > self._threads:
+                    self._alive -= 1
+                    return
+
+    def _compile_one(self, run: _Run) -> None:
+        try:
+            self._set_up()
+            with self._lock:
+                run.started = self._clock()
+                self._running.add(run)
+            run.compiled = self._compile(run.grammar)
+        except GrammarFault as fault:
+            run.fault = fault
+        except BaseException as error:  # a panic of the engine too: the row must not wait for ever
+            run.fault = GrammarFault(0, f"it cannot be compiled: {error}")
+            run.accident = True
 
 
 def _key(grammar: Grammar) -> str:

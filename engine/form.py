@@ -3,11 +3,11 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_rq.engine.check import Check
+from mlx_rq.engine.check import Check, shape_fault
 from mlx_rq.engine.constrain import Compilation, Compiled, Compilers, Constraint, GrammarFault
 from mlx_rq.engine.dialect import Dialect, dialect_of, reasoning_is_open
 from mlx_rq.engine.grammar import Grammar, Tools, grammar_of, schema_of, tools_of
@@ -23,7 +23,6 @@ from mlx_rq.engine.parse import (
 from mlx_rq.engine.tool_formats import mended
 from mlx_rq.jobs.errors import ErrorObject, RequestError, error_object
 from mlx_rq.jobs.requests import ChatRequest, Request
-from mlx_rq.jobs.structured import Shape
 
 
 @dataclass(slots=True)
@@ -55,16 +54,23 @@ class Forms:
         self._close_json = close_json
         self.dialect = dialect_of(model.tokenizer)
         guidance = Guidance(model, self.dialect.end_marks, self.dialect.end_text)
-        self._compilers = Compilers(guidance.compile)
+        self._compilers = Compilers(guidance.compile, set_up=guidance.set_up)
 
     def wait(self, seconds: float = 0.005) -> None:
         """Lets the compiling threads have the processor, for a caller who has nothing to do."""
         time.sleep(seconds)
 
-    def form_of(self, request: Request, prompt: Sequence[int]) -> "Form":
+    def form_of(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        *,
+        budget_field: str = "max_completion_tokens",
+    ) -> "Form":
         """Says what the answers to a prompt must look like, and has the grammar compiled.
 
-        Raises RequestError where the model cannot do what is asked.
+        `budget_field` is what the budget is called in the request as it was sent. Raises
+        RequestError where the model cannot do what is asked.
         """
         chat = isinstance(request, ChatRequest)
         reasoning = reasoning_is_open(self._tokenizer, prompt) if chat else False
@@ -77,6 +83,7 @@ class Forms:
             grammar,
             None if grammar is None else self._compilers.submit(grammar),
             self._close_json,
+            budget_field,
         )
 
 
@@ -91,6 +98,7 @@ class Form:
     grammar: Grammar | None
     compilation: Compilation | None
     close_json: bool
+    budget_field: str
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -109,35 +117,39 @@ class Form:
             return False
         return bool(self.tools.usable) or self.dialect.think_start is not None
 
-    def reasoning_tokens(self, tokens: Sequence[int]) -> int:
+    def reasoning_tokens(
+        self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
+    ) -> int:
         """Counts the tokens of the reasoning, its marks not counted."""
         dialect = self.dialect
         if dialect.think_start is None or not isinstance(self.request, ChatRequest):
             return 0
         marks = dialect.think_start_tokens, dialect.think_end_tokens
-        return count_reasoning(tokens, *marks, is_open=self.reasoning is True)
+        return count_reasoning(tokens, *marks, is_open=self.reasoning is True, decode=decode)
 
     def start(self, budget: int) -> Constraint | None:
         """Gives a row its constraint; raises RequestError where the grammar does not compile."""
-        compiled = self._compiled()
-        return None if compiled is None else compiled.start(budget, close=self.close_json)
-
-    def _compiled(self) -> Compiled | None:
         if self.compilation is None or self.grammar is None:
             return None
         try:
-            return self.compilation.result()
+            return self.compilation.result().start(budget, close=self.close_json)
         except GrammarFault as fault:
             if not self.grammar.parts:
                 raise RequestError(f"Invalid request: {fault}", code=None) from None
             raise self.grammar.parts[fault.part].error(str(fault)) from None
+
+    @property
+    def _compiled(self) -> Compiled | None:
+        """What the grammar came to; None where there is none, or none yet. Never waits."""
+        return None if self.compilation is None else self.compilation.compiled
 
     def read(
         self, text: str, finish_reason: str, constraint: Constraint | None, budget: int
     ) -> Reading:
         """Takes a row's text apart and validates it; raises InvalidAnswer.
 
-        A text that its budget cut off (`length`) is not validated, and warns.
+        A text that its budget cut off (`length`) is not validated, and warns. Never waits for the
+        grammar: of a row that did not start, nothing is validated, and nothing warned of.
         """
         if constraint is not None and constraint.fault is not None:
             raise InvalidAnswer(f"The constraint could not go on: {constraint.fault}")
@@ -195,7 +207,9 @@ class Form:
 
     def _validate(self, reading: Reading, constraint: Constraint | None) -> None:
         """Raises InvalidAnswer where a finished text is not what was asked for."""
-        compiled = self._compiled()
+        compiled = self._compiled
+        if self.compilation is not None and compiled is None:
+            raise InvalidAnswer("The text cannot be validated: its grammar was not compiled.")
         checks = list(compiled.checks) if compiled else []
         shape = self.request.shape
         shape_check = checks.pop(0) if shape is not None else None
@@ -206,7 +220,7 @@ class Form:
         elif shape is not None:
             text = reading.content or ""
             complete = constraint is not None and constraint.complete
-            if fault := _shape_fault(shape, text, shape_check, complete):
+            if fault := shape_fault(shape, text, shape_check, complete):
                 raise InvalidAnswer(f"The text does not fit {shape.what}: {fault}: {_short(text)}")
 
     def _validate_calls(self, calls: Sequence[ParsedCall], checks: Sequence[Check | None]) -> None:
@@ -224,8 +238,10 @@ class Form:
     def _warnings(
         self, finished: bool, constraint: Constraint | None, budget: int
     ) -> list[dict[str, str]]:
-        compiled = self._compiled()
-        if compiled is None:
+        compiled = self._compiled
+        begun = constraint is not None or self.grammar is None or self.grammar.lark is None
+        # A row that generates nothing never waits for its grammar. By chance it may be there.
+        if compiled is None or not begun:
             return []
         warnings = [
             _warning("not_enforced", f"Not enforced, only checked at the end: {warning}")
@@ -238,29 +254,17 @@ class Form:
             message = "The token budget ran out: the text was steered to its end."
             warnings.append(_warning("closed_early", message))
         if least > budget:
+            given = self.request.budget is not None  # else it is what the context leaves
+            advice = f"Raise {self.budget_field}." if given else "Shorten the prompt."
             message = (
                 f"The token budget is {budget}, but a valid answer needs about {least} tokens. "
-                "Raise max_completion_tokens."
+                + advice
             )
             warnings.append(_warning("budget_too_small", message))
         elif not finished and not constraint.complete:
             message = f"The token budget of {budget} ended before the answer was complete."
             warnings.append(_warning("cut_off", message))
         return warnings
-
-
-def _shape_fault(shape: Shape, text: str, check: Check | None, complete: bool) -> str | None:
-    """Says why a finished text is not of a shape; None where it is."""
-    if not complete:
-        return "it ended too early"
-    if shape.kind == "choice" and text not in shape.value:
-        return "it is none of the choices"
-    if check is None:
-        return None
-    try:
-        return check.fault(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        return f"it is not JSON: {error}"
 
 
 def _warning(code: str, message: str) -> dict[str, str]:

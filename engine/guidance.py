@@ -40,6 +40,8 @@ class Guidance:
     ) -> None:
         """`end_marks` and `end_text` as Closer has them."""
         self._model = model
+        # The tokenizer's tokens or the logits', whichever are more: neither holds for all models.
+        self.vocabulary = max(model.vocab_size, len(model.tokenizer))
         self._ends = end_marks, end_text
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -48,7 +50,7 @@ class Guidance:
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
         """Compiles a grammar and what validates its parts; raises GrammarFault."""
-        tokenizer, closer = self._ready()
+        tokenizer, closer = self.set_up()
         checks = []
         for index, part in enumerate(grammar.parts):
             try:
@@ -65,15 +67,17 @@ class Guidance:
         shortest = closer.shortest_end(matcher)
         return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), shortest)
 
-    def _ready(self) -> tuple[LLTokenizer, Closer]:
-        """Sets the tokenizer up the first time; that takes about a second."""
+    def set_up(self) -> tuple[LLTokenizer, Closer]:
+        """Sets the tokenizer up the first time, which takes a second or more.
+
+        Raises GrammarFault where the engine cannot work with it.
+        """
         with self._lock:
             if self._tokenizer is None or self._closer is None:
-                wrapped = self._model.tokenizer
                 try:
                     self._tokenizer = from_tokenizer(
-                        wrapped._tokenizer,
-                        n_vocab=max(self._model.vocab_size, len(wrapped)),
+                        self._model.tokenizer._tokenizer,
+                        n_vocab=self.vocabulary,
                         eos_token=sorted(self._model.eos_token_ids),
                     )
                 except ValueError as error:
@@ -175,6 +179,10 @@ class GuidanceConstraint:
         self._close_from = close_from
         self._decided: deque[int] = deque()
         self._closing = False
+
+    @property
+    def vocabulary(self) -> int:
+        return self._guidance.vocabulary
 
     @property
     def done(self) -> bool:

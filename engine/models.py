@@ -150,7 +150,8 @@ def load(
         model_id=model_id,
         path=path,
         context_length=_context_length(config),
-        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        # A tokenizer may be wider than the logits; what the model cannot say ends nothing.
+        eos_token_ids=frozenset(one for one in tokenizer.eos_token_ids if one < vocab_size),
         vocab_size=vocab_size,
         fingerprint=_fingerprint(path),
     )

@@ -46,18 +46,27 @@ def split_reasoning(
 
 
 def count_reasoning(
-    tokens: Sequence[int], start: Sequence[int], end: Sequence[int], *, is_open: bool
+    tokens: Sequence[int],
+    start: Sequence[int],
+    end: Sequence[int],
+    *,
+    is_open: bool,
+    decode: Callable[[Sequence[int]], str],
 ) -> int:
     """Counts the tokens that `split_reasoning` takes for reasoning, the marks not counted."""
     begin = 0
     if not is_open:
-        if list(tokens[: len(start)]) != list(start):
+        opened = _find(tokens, start)
+        if opened is None or decode(tokens[:opened]).strip():
             return 0
-        begin = len(start)
-    for at in range(begin, len(tokens) - len(end) + 1):
-        if list(tokens[at : at + len(end)]) == list(end):
-            return at - begin
-    return len(tokens) - begin
+        begin = opened + len(start)
+    closed = _find(tokens, end, begin)
+    return (len(tokens) if closed is None else closed) - begin
+
+
+def _find(tokens: Sequence[int], mark: Sequence[int], begin: int = 0) -> int | None:
+    places = range(begin, len(tokens) - len(mark) + 1)
+    return next((at for at in places if list(tokens[at : at + len(mark)]) == list(mark)), None)
 
 
 def split_calls(

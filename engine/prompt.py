@@ -16,7 +16,7 @@ written with them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -39,14 +39,14 @@ def render(
 ) -> list[list[int]]:
     """Gives the prompts of a request as token ids; chats have one, completions one or more.
 
-    Raises RequestError where the template refuses the conversation, a token id is outside of the
-    vocabulary, or a prompt comes to no token at all.
+    Raises RequestError where the template refuses the conversation, a token id, be it a text's, is
+    outside of the vocabulary, or a prompt comes to no token at all.
     """
     if isinstance(request, ChatRequest):
         dialect = dialect or dialect_of(tokenizer)
         prompts, param = [_render_chat(request, tokenizer, dialect)], "messages"
     else:
-        prompts, param = _render_completion(request, tokenizer, vocabulary), "prompt"
+        prompts, param = _render_completion(request, tokenizer), "prompt"
     for prompt in prompts:
         if not prompt:
             raise RequestError(
@@ -54,26 +54,21 @@ def render(
                 code="invalid_value",
                 param=param,
             )
+        if (highest := max(prompt)) >= vocabulary:
+            # A tokenizer may have more tokens than the model: those of images, for example.
+            spelled = f" ({tokenizer.decode([highest])!r})" if highest < len(tokenizer) else ""
+            raise RequestError(
+                f"Invalid '{param}': token id {highest}{spelled} is outside of the model's "
+                f"vocabulary of {vocabulary} tokens (0 to {vocabulary - 1}).",
+                code="integer_above_max_value",
+                param=param,
+            )
     return prompts
 
 
-def _render_completion(
-    request: CompletionRequest, tokenizer: TokenizerWrapper, vocabulary: int
-) -> list[list[int]]:
-    prompts = []
-    for prompt in request.prompts:
-        if isinstance(prompt, str):
-            # With the special tokens that the model's tokenizer adds by itself (BOS), if any.
-            prompts.append(list(tokenizer.encode(prompt)))
-            continue
-        if (highest := max(prompt)) >= vocabulary:
-            raise RequestError(
-                f"Invalid 'prompt': token id {highest} is outside of the model's vocabulary of "
-                f"{vocabulary} tokens.",
-                code="integer_above_max_value",
-                param="prompt",
-            )
-        prompts.append(list(prompt))
+def _render_completion(request: CompletionRequest, tokenizer: TokenizerWrapper) -> list[list[int]]:
+    # Texts with the special tokens that the model's tokenizer adds by itself (BOS), if any.
+    prompts = [list(tokenizer.encode(p) if isinstance(p, str) else p) for p in request.prompts]
     if request.suffix:
         return [infill(prompt, request.suffix, tokenizer) for prompt in prompts]
     return prompts
@@ -83,11 +78,11 @@ def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dia
     messages = [_plain(message) for message in request.messages]
     if not dialect.native_tools:
         messages = _with_tools_in_words(messages, request)
-    tools = _tools(request)
-    guard = guard_for([messages, tools], tokenizer)
+    tools, options = _tools(request), _options(request)
+    guard = guard_for([messages, tools, options], tokenizer)
     messages, tools = guard.protect(messages), guard.protect(tools)
     if tokenizer.has_chat_template:
-        text = _apply_template(messages, tools, request, tokenizer)
+        text = _apply_template(messages, tools, guard.protect(options), tokenizer)
     else:
         text = _transcript(messages)
     # The template writes its own special tokens.
@@ -150,27 +145,24 @@ def _arguments(text: str) -> Any:
         return text
 
 
+def _options(request: ChatRequest) -> dict[str, Any]:
+    """Gives the variables that the template gets beside messages and tools."""
+    options = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", request.reasoning_effort)
+        options.setdefault("enable_thinking", request.reasoning_effort != "none")
+    return options
+
+
 def _apply_template(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]],
-    request: ChatRequest,
+    options: Mapping[str, Any],
     tokenizer: TokenizerWrapper,
 ) -> str:
     # A last message of the assistant's is the beginning of the answer: the model goes on from it.
     continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    options = dict(request.chat_template_kwargs or {})
-    for name in ("conversation", "tokenize", "add_generation_prompt", "continue_final_message"):
-        if name in options:
-            raise RequestError(
-                f"Invalid 'chat_template_kwargs': {name!r} is set by the worker itself.",
-                code="invalid_value",
-                param="chat_template_kwargs",
-            )
-    if request.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", request.reasoning_effort)
-        options.setdefault("enable_thinking", request.reasoning_effort != "none")
-    if tools:
-        options.setdefault("tools", tools)
+    given = {**options, "tools": tools} if tools else options
 
     def apply(conversation: Sequence[dict[str, Any]]) -> str:
         text = tokenizer.apply_chat_template(
@@ -178,7 +170,7 @@ def _apply_template(
             tokenize=False,
             add_generation_prompt=not continues,
             continue_final_message=continues,
-            **options,
+            **given,
         )
         return str(text)
 

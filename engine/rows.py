@@ -120,7 +120,7 @@ def rows_of(task: Task, model: LoadedModel, forms: Forms, *, now: float) -> list
     rows = []
     for prompt_index, prompt in enumerate(prompts):
         budget = _budget(request, len(prompt), model.context_length)
-        form = forms.form_of(request, prompt)
+        form = forms.form_of(request, prompt, budget_field=task.request.BUDGET_FIELD)
         score = _score(request, model, prompt)
         for choice in range(request.generated):
             index = prompt_index * request.generated + choice

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.fields import Metadata, ModelName, TokenId
+from mlx_rq.jobs.fields import Metadata, ModelName, TemplateOptions, TokenId
 from mlx_rq.jobs.messages import Message
 from mlx_rq.jobs.responses import ResponsesRequest
 from mlx_rq.jobs.sampling import Sampling
@@ -115,6 +115,8 @@ class ChatRequest(_Generation):
         "web_search_options": (),
     }
 
+    BUDGET_FIELD: ClassVar[str] = "max_completion_tokens"
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
@@ -128,7 +130,7 @@ class ChatRequest(_Generation):
     store: bool | None = None
 
     # Extensions.
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     reasoning_length: ReasoningLength | None = None
 
     @property
@@ -165,6 +167,7 @@ class ChatRequest(_Generation):
 class CompletionRequest(_Generation):
     """The body of a legacy completion: plain text in, its continuation out."""
 
+    BUDGET_FIELD: ClassVar[str] = "max_tokens"
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     prompt: Annotated[

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
-from mlx_rq.jobs.fields import Metadata, ModelName, Name, Strict, string_or_array
+from mlx_rq.jobs.fields import Metadata, ModelName, Name, Strict, TemplateOptions, string_or_array
 from mlx_rq.jobs.keys import Priority
 from mlx_rq.jobs.sampling import Sampling
 from mlx_rq.jobs.structured import JsonObjectFormat, ReasoningEffort, TextFormat
@@ -178,6 +178,8 @@ class ResponsesRequest(Sampling):
         "moderation": (),
     }
 
+    BUDGET_FIELD: ClassVar[str] = "max_output_tokens"
+
     input: Annotated[
         Annotated[str, Tag("string")] | Annotated[list[Item], Field(min_length=1), Tag("array")],
         Discriminator(string_or_array),
@@ -210,7 +212,7 @@ class ResponsesRequest(Sampling):
     background_options: BackgroundOptions | None = None
 
     # Extension.
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     @property
     def priority(self) -> Priority | None:

@@ -3,6 +3,7 @@
 Two layers, 64 wide: what they say is noise, so only the constraint makes it valid.
 """
 
+import copy
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -74,6 +75,15 @@ def tokenizer(
         tool_call_start=module and module.tool_call_start,
         tool_call_end=module and module.tool_call_end,
     )
+
+
+def with_template(template: str | None, marks: tuple[str, ...] = ()) -> TokenizerWrapper:
+    """A tokenizer with a chat template of its own, or none."""
+    wrapped = copy.copy(tokenizer(marks=marks))
+    wrapped._tokenizer = copy.deepcopy(wrapped._tokenizer)
+    wrapped._tokenizer.chat_template = template
+    wrapped.has_chat_template = template is not None
+    return wrapped
 
 
 @cache

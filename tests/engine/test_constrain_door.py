@@ -238,6 +238,11 @@ def test_depth_is_measured_without_recursion(depth: int) -> None:
         (0.0001, True),
         (1.0001, False),
         (1e300, False),
+        (10**30, False),
+        (10**400, False),
+        pytest.param(10**5000, False, id="endless"),
+        (float("inf"), False),
+        (float("nan"), False),
     ],
 )
 def test_multiples_are_capped_by_their_digits(multiple: float, fits: bool) -> None:

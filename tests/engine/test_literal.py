@@ -1,6 +1,5 @@
 """Texts of users stay texts: no control token, no other role, no crash of a template."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import speaking
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from speaking import with_template
 from tiny import TEMPLATE, byte_tokenizer
 
 from mlx_rq.engine.dialect import dialect_of
@@ -25,14 +25,6 @@ def prompt_of(tokenizer: TokenizerWrapper, **body: Any) -> list[int]:
     assert isinstance(request, ChatRequest)
     (prompt,) = render(request, tokenizer, 1000, dialect_of(tokenizer))
     return prompt
-
-
-def with_template(template: str | None) -> TokenizerWrapper:
-    wrapped = copy.copy(speaking.tokenizer())
-    wrapped._tokenizer = copy.deepcopy(wrapped._tokenizer)
-    wrapped._tokenizer.chat_template = template
-    wrapped.has_chat_template = template is not None
-    return wrapped
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer, speaking.tokenizer])

@@ -1,6 +1,7 @@
 """Taking texts apart: reasoning, content, calls."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -58,6 +59,8 @@ def test_reasoning_that_was_cut_off_takes_all(text: str) -> None:
         ([1, 5, 6, 2, 7], False, 2),
         ([5, 6, 7], True, 3),
         ([5, 6, 2, 7], False, 0),
+        ([9, 9, 1, 5, 6, 2, 7], False, 2),  # white space before it
+        ([9, 5, 1, 5, 6, 2, 7], False, 0),
         ([2], True, 0),
         ([], True, 0),
     ],
@@ -65,7 +68,10 @@ def test_reasoning_that_was_cut_off_takes_all(text: str) -> None:
 def test_reasoning_tokens_are_counted_without_marks(
     tokens: list[int], is_open: bool, count: int
 ) -> None:
-    assert count_reasoning(tokens, [1], [2], is_open=is_open) == count
+    def decode(some: Sequence[int]) -> str:
+        return "".join("\n" if token == 9 else "x" for token in some)
+
+    assert count_reasoning(tokens, [1], [2], is_open=is_open, decode=decode) == count
 
 
 @given(
