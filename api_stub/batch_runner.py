@@ -140,9 +140,11 @@ class BatchRunner:
 
     def _run(self, identity: str) -> None:
         """Takes a batch to its end, however often Redis goes away meanwhile."""
+        run = None
         while not self._closing.is_set():
             try:
-                _Run(self, identity).run()
+                run = _Run(self, identity)
+                run.run()
                 return
             except _DoorCloses:
                 return
@@ -151,8 +153,18 @@ class BatchRunner:
                 self._closing.wait(_RETRY_SECONDS)
             except Exception:
                 logger.exception("%s failed", identity)
-                _Run(self, identity).fail()
+                self._fail(run or _Run(self, identity))
                 return
+
+    def _fail(self, run: "_Run") -> None:
+        """Ends a batch as failed, once the disk takes that."""
+        while not self._closing.is_set():
+            try:
+                run.fail()
+                return
+            except OSError as error:
+                logger.error("%s", error)
+                self._closing.wait(_RETRY_SECONDS)
 
     def _advance(self, identity: str, status: str, **fields: Any) -> Record:
         """Takes a batch to its next status and notes when; a cancellation is not overwritten."""
@@ -175,6 +187,7 @@ class _Run:
         self._input = BatchFile(self._folder / "input.jsonl", identity, {})
         self._outputs = Outputs(self._folder / "output.jsonl", self._folder / "errors.jsonl")
         self._ended_as = "completed"
+        self._adopted: dict[str, Any] = {}  # the fields of the files that were made
 
     @property
     def _record(self) -> Record:
@@ -250,32 +263,32 @@ class _Run:
 
     def fail(self) -> None:
         """Ends the batch as failed; what was answered before stays, in its output files."""
-        fields: dict[str, Any] = {}
         saved = False
         try:
             with suppress(RequestError):  # cuts off a torn last line
                 self._outputs.recover(ours=True)
-            fields = self._adopt_outputs()
+            self._adopt_outputs()
             saved = True
         except OSError:
             logger.exception("%s: its answers stay in %s", self._id, self._folder)
         errors = _errors([fault("server_error", "The door failed on this batch.")])
-        self._runner._advance(self._id, "failed", errors=errors, **fields)
+        self._runner._advance(self._id, "failed", errors=errors, **self._adopted)
         if saved:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _adopt_outputs(self) -> dict[str, Any]:
         """Makes files of what was written; returns their fields of the Batch object."""
-        fields: dict[str, Any] = {}
         for name, path in (
             ("output_file_id", self._outputs.answers),
             ("error_file_id", self._outputs.errors),
         ):
+            if name in self._adopted:
+                continue
             if path is not None and path.exists() and path.stat().st_size:
                 filename = f"{self._id}_{path.name}"
                 file = self._runner._files.adopt(path, filename, self._output_lifetime())
-                fields[name] = file["id"]
-        return fields
+                self._adopted[name] = file["id"]
+        return dict(self._adopted)
 
     def _output_lifetime(self) -> int | None:
         path = self._folder / "output_lifetime"

@@ -60,6 +60,7 @@ async def get_response(
     response: str,
     wants_stream: Annotated[bool, Query(alias="stream")] = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
+    include_obfuscation: bool | None = None,
 ) -> Response:
     """Give a response as it is now.
 
@@ -169,6 +170,10 @@ def _view(job: Job) -> dict[str, Any]:
     )
 
 
+_BEFORE_TEXT = 2
+"""Events of a response before those of its text: that it was created, that it is in progress."""
+
+
 def _events_again(door: Door, job: Job, starting_after: int | None) -> ResponseEvents:
     """Makes the events of a response that was streamed; raises ApiError where it cannot.
 
@@ -185,7 +190,8 @@ def _events_again(door: Door, job: Job, starting_after: int | None) -> ResponseE
         )
     info = job.info()
     ended = info["status"] not in UNFINISHED
-    if starting_after is not None and ended and not is_kept(connection, job.id) and _has_text(job):
+    has_seen_text = starting_after is not None and starting_after >= _BEFORE_TEXT
+    if has_seen_text and not is_kept(connection, job.id) and (not ended or _has_text(job)):
         raise ApiError(
             400,
             f"The events of a response are numbered until {STREAM_SECONDS} seconds after its last "

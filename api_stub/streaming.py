@@ -146,6 +146,8 @@ async def _events(
     coming = asyncio.ensure_future(anext(deltas, None))
     ended = False
     try:
+        if started:
+            yield "".join(writer.begin()) or _KEEP_ALIVE
         while True:
             await asyncio.wait({coming}, timeout=KEEP_ALIVE_SECONDS if started else FIRST_SECONDS)
             if not coming.done():

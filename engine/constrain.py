@@ -114,6 +114,10 @@ def mask(logits: mx.array, constraints: Sequence[Constraint | None]) -> mx.array
     return _masked(logits, mx.array(masks.view(np.uint32)))
 
 
+_STARVED = 10
+"""A grammar waits for this many times its own time, where all threads are stuck with others."""
+
+
 @dataclass(eq=False, slots=True)
 class _Run:
     """The compiling of one grammar. It may go on when those who waited for it have given up."""
@@ -157,10 +161,10 @@ class Compilation:
             self._run.ended.wait(0.01)
         if (compiled := self._run.compiled) is not None:
             return compiled
-        seconds = self._compilers._seconds
-        raise self._run.fault or GrammarFault(
-            0, f"it takes more than {seconds:g} s to compile; make it simpler."
-        )
+        if (fault := self._run.fault) is None:
+            raise GrammarFault(0, self._compilers._why_late(self._run))
+        # Another one each time: one that is kept would keep the frames that it went through.
+        raise GrammarFault(fault.part, str(fault))
 
 
 class Compilers:
@@ -214,12 +218,22 @@ class Compilers:
 
     def _is_over(self, run: _Run, since: float) -> bool:
         """Says whether the time is over for those who wait for a run since then."""
-        started = run.started
-        over = started is not None and self._clock() - max(started, since) >= self._seconds
-        if over or started is None:
+        started, now = run.started, self._clock()
+        if started is None:
             # Not by its own run alone: whoever waited for the one that is stuck may be gone.
             self._replace_stuck()
+            with self._lock:
+                starved = self._able == 0
+            return starved and now - since >= _STARVED * self._seconds
+        over = now - max(started, since) >= self._seconds
+        if over:
+            self._replace_stuck()
         return over
+
+    def _why_late(self, run: _Run) -> str:
+        if run.started is None:
+            return "it cannot be compiled now: other grammars keep all compilers busy."
+        return f"it takes more than {self._seconds:g} s to compile; make it simpler."
 
     def _replace_stuck(self) -> None:
         """Has other threads work for those whose grammar takes more than its time."""
@@ -260,7 +274,7 @@ class Compilers:
                 self._running.add(run)
             run.compiled = self._compile(run.grammar)
         except GrammarFault as fault:
-            run.fault = fault
+            run.fault = GrammarFault(fault.part, str(fault))
         except BaseException as error:  # a panic of the engine too: the row must not wait for ever
             run.fault = GrammarFault(0, f"it cannot be compiled: {error}")
             run.accident = True

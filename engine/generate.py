@@ -191,7 +191,7 @@ class MLXEngine:
         """Does a bounded piece of work and returns the tasks that ended by it."""
         if not self._running and not self.waiting:
             return []
-        ended = self._schedule_compiled() + self._score_prompts()
+        ended = self._score_prompts()
         if not self._running and self.waiting == len(self._compiling) > 0:
             self._forms.wait()
         try:
@@ -201,7 +201,9 @@ class MLXEngine:
             finished = self._running.decode()
         except Exception as error:
             return ended + self._recover(error)
-        return ended + [outcome for row in finished for outcome in self._finish(row)]
+        ended += [outcome for row in finished for outcome in self._finish(row)]
+        # At the end: whoever asks before the next step who is aboard is told of them.
+        return ended + self._schedule_compiled()
 
     def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
         """Tells what tasks have said so far, but for those that said nothing yet or ended."""

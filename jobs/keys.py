@@ -35,10 +35,10 @@ COMPLETIONS_KEPT = 100_000
 """Entries that the completions stream keeps (about 100 bytes each)."""
 
 BELLS_KEPT = 16
+"""A bell that nobody hears is rung no more often than this."""
 
 BELL_SECONDS = 24 * 3600
-"""A bell that nobody hears goes with its last ring; who comes later looks into the queue first."""
-"""A bell that nobody hears is rung no more often than this."""
+"""It goes so long after its last ring: who comes later looks into the queue first."""
 
 LIMITS = "mlx-rq:limits"
 

@@ -31,10 +31,11 @@ it as a dead letter with an error object.
 class JobOptions:
     """Options of one submission; raises RequestError for a value out of its range.
 
-    `result_ttl` in seconds, counted from the end of the job; `timeout` in seconds, counted from
-    the start of each attempt; `max_attempts` counts the attempts that died with their worker.
-    With `stream`, the worker publishes the text while it generates it (`mlx_rq.jobs.deltas`). A
-    `webhook` is a URL that a door of this queue calls with the end of the job.
+    `result_ttl` in seconds, counted from the end of the job; `timeout` in seconds, counted in
+    each attempt from when the job is generated; `max_attempts` counts the attempts that died with
+    their worker. With `stream`, the worker publishes the text while it generates it
+    (`mlx_rq.jobs.deltas`). A `webhook` is a URL that a door of this queue calls with the end of the
+    job.
     """
 
     priority: Priority = "default"

@@ -7,7 +7,7 @@
 local taken = {}
 for _, job_id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
   redis.call('ZADD', KEYS[1], ARGV[3], job_id)
-  redis.call('EXPIRE', KEYS[2], ARGV[4])
   taken[#taken + 1] = {job_id, redis.call('HINCRBY', KEYS[2], job_id, 1)}
+  redis.call('EXPIRE', KEYS[2], ARGV[4])
 end
 return taken

