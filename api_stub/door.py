@@ -32,6 +32,7 @@ from mlx_rq.jobs.options import JobOptions
 from mlx_rq.jobs.requests import Kind
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.jobs.submit import submit
+from mlx_rq.jobs.surrogates import writable
 from mlx_rq.jobs.validation import kind_of, validate
 
 logger = logging.getLogger("mlx_rq.api_stub")
@@ -233,5 +234,5 @@ JsonBody = Annotated[dict[str, Any], Depends(read_json)]
 
 
 def _is_text(value: Any) -> bool:
-    """Tells whether a value is text that can be written: JSON may hold half a character."""
-    return isinstance(value, str) and value.encode(errors="replace").decode() == value
+    """Tells whether a value is text that can be written."""
+    return isinstance(value, str) and writable(value) is value

@@ -17,7 +17,6 @@ from mlx_rq.api_stub.records import Order, page
 from mlx_rq.api_stub.response_events import ResponseEvents
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.api_stub.waiting import answer, keeps_its_job
-from mlx_rq.jobs.connection import connect
 from mlx_rq.jobs.deltas import STREAM_SECONDS, is_kept, is_published
 from mlx_rq.jobs.errors import JobFailed, JobNotFound, RequestError
 from mlx_rq.jobs.handle import UNFINISHED, Job
@@ -180,7 +179,7 @@ def _events_again(door: Door, job: Job, starting_after: int | None) -> ResponseE
     What was published is forgotten after a while. Then the events come in larger pieces, and their
     numbers mean something else.
     """
-    body, connection = _payload(job), connect(door.redis_url)
+    body, connection = _payload(job), door.connection
     if not is_published(connection, job.id):
         raise ApiError(
             400,

@@ -221,10 +221,8 @@ class Compilers:
         started, now = run.started, self._clock()
         if started is None:
             # Not by its own run alone: whoever waited for the one that is stuck may be gone.
-            self._replace_stuck()
-            with self._lock:
-                starved = self._able == 0
-            return starved and now - since >= _STARVED * self._seconds
+            able = self._replace_stuck()
+            return able == 0 and now - since >= _STARVED * self._seconds
         over = now - max(started, since) >= self._seconds
         if over:
             self._replace_stuck()
@@ -235,14 +233,18 @@ class Compilers:
             return "it cannot be compiled now: other grammars keep all compilers busy."
         return f"it takes more than {self._seconds:g} s to compile; make it simpler."
 
-    def _replace_stuck(self) -> None:
-        """Has other threads work for those whose grammar takes more than its time."""
+    def _replace_stuck(self) -> int:
+        """Has other threads work for those whose grammar takes more than its time.
+
+        Returns how many are not stuck then.
+        """
         with self._lock:
             now = self._clock()
             for run in self._running:
                 if run.started is not None and now - run.started >= self._seconds:
                     run.late = True
             self._add_threads()
+            return self._able
 
     def _add_threads(self) -> None:
         while self._able < self._threads and self._alive < self._threads + self._most_stuck:

@@ -10,7 +10,7 @@ run, with its trunk → `decode` collects its tokens → `_finish` makes its tas
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
@@ -102,7 +102,7 @@ class MLXEngine:
             full = len(self._running) >= self._rows_allowed
             if not (full and all(map(self._running.trunks.holds, cohort.trunks))):
                 rows += islice(cohort.rows, self._rows_allowed)
-        return {one.task_id for row in rows for one in (row, *row.twins) if self._is_asked_for(one)}
+        return {row.task_id for row in self._asked_for(rows)}
 
     @property
     def running(self) -> int:
@@ -187,6 +187,10 @@ class MLXEngine:
         """Says whether a task waits for this very row, not only for one of its name."""
         return row in self._rows.get(row.task_id, ())
 
+    def _asked_for(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Gives those of the rows, and of the twins that wait for their answers, that count."""
+        return (one for row in rows for one in (row, *row.twins) if self._is_asked_for(one))
+
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""
         if not self._running and not self.waiting:
@@ -261,7 +265,7 @@ class MLXEngine:
 
     def _put_back(self, row: Row) -> None:
         """Has a row wait again; its twins, too, since they ask from the prompt on, it no more."""
-        self._schedule.add(filter(self._is_asked_for, (row, *row.twins)))
+        self._schedule.add(self._asked_for([row]))
 
     def _finish(self, row: Row) -> list[Outcome]:
         """Gives the outcomes of the tasks that this row, and its twins, complete."""
@@ -295,8 +299,8 @@ class MLXEngine:
             suspects = list(cohort.rows)
         if not suspects:
             raise error  # nothing can be left out: the worker starts afresh
-        aboard = [one for row in suspects for one in (row, *row.twins) if self._is_asked_for(one)]
-        tasks = [self._tasks[task_id] for task_id in dict.fromkeys(row.task_id for row in aboard)]
+        task_ids = dict.fromkeys(row.task_id for row in self._asked_for(suspects))
+        tasks = [self._tasks[task_id] for task_id in task_ids]
         logger.error("the engine raised with %d tasks aboard", len(tasks), exc_info=error)
         self._running.give_up()
         self._schedule.remove(suspects)

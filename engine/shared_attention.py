@@ -85,11 +85,12 @@ def _over_suffix(
     """Attention of every row to its own suffix, of so many queries at a time as fit."""
     rows, kv_heads, count, width = queries.shape
     size = keys.shape[2]
+    if isinstance(mask, str):  # "causal": the last query sees all keys
+        every = length == 1
+        mask = None if every else mx.arange(size - length, size)[:, None] >= mx.arange(size)
     step = max(1, _SCORES // (rows * kv_heads * (count // length) * size))
     if step >= length:
         return _attend(queries, keys, values, _masking(mask, length))
-    if isinstance(mask, str):  # "causal": the last query sees all keys
-        mask = mx.arange(size - length, size)[:, None] >= mx.arange(size)
     apart = queries.reshape(rows, kv_heads, -1, length, width)
     found = []
     for at in range(0, length, step):
@@ -107,18 +108,16 @@ def _over_suffix(
     return _Outcome(whole([one.output for one in found]), whole([one.mass for one in found]))
 
 
-def _masking(mask: mx.array | str | None, length: int) -> Callable[[mx.array], mx.array] | None:
+def _masking(mask: mx.array | None, length: int) -> Callable[[mx.array], mx.array] | None:
     """Gives what masks scores: (rows, KV heads, query heads of each and queries, keys)."""
-    if mask is None or (isinstance(mask, str) and length == 1):
+    if mask is None:
         return None
 
     def masked(scores: mx.array) -> mx.array:
         rows, kv_heads, count, size = scores.shape
         apart = scores.reshape(rows, kv_heads, count // length, length, size)
-        seen: Any = mask
-        if isinstance(mask, str):  # "causal": the last query sees all keys
-            seen = mx.arange(size - length, size)[:, None] >= mx.arange(size)
-        elif seen.ndim == 4:
+        seen = mask
+        if seen.ndim == 4:
             by_head = seen.shape[1] > 1
             seen = seen.reshape(seen.shape[0], kv_heads if by_head else 1, -1, *seen.shape[2:])
         if seen.dtype == mx.bool_:

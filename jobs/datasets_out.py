@@ -19,6 +19,7 @@ from mlx_rq.jobs.batch_lines import Source, input_changed
 from mlx_rq.jobs.batch_records import code_of, read_stored
 from mlx_rq.jobs.errors import JobFailed
 from mlx_rq.jobs.rows import needs_pyarrow
+from mlx_rq.jobs.surrogates import writable
 
 PART_ROWS = 10_000
 """Rows in memory at once, and in a row group of Parquet."""
@@ -125,7 +126,7 @@ class _Table:
         if self._dataset.schema is None:
             return {"answer": text_of(response)}, beside
         try:
-            value = _writable(value_of(response, self._dataset.schema))
+            value = writable(value_of(response, self._dataset.schema))
         except JobFailed as failure:
             error = failure.error
             return {}, {**beside, "error": f"{error['code']}: {error['message']}"}
@@ -138,7 +139,7 @@ class _Table:
 
 def _distinct(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
     """Gives each name a column that is not taken: of its own name, where that is possible."""
-    columns: dict[str, str] = {name: _writable(name) for name in names}
+    columns: dict[str, str] = {name: writable(name) for name in names}
     used = {*taken, *columns.values()}
     for name, column in columns.items():
         if column not in taken:
@@ -148,13 +149,6 @@ def _distinct(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
         used.add(column)
         columns[name] = column
     return columns
-
-
-def _writable(value: Any) -> Any:
-    """Puts `?` for halves of surrogate pairs, which models can write in JSON and files cannot."""
-    text = json.dumps(value, ensure_ascii=False)
-    written = text.encode(errors="replace")
-    return value if written.decode() == text else json.loads(written)
 
 
 def _type_name(schema: Any) -> str | None:

@@ -19,7 +19,6 @@ The contract of both sides:
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
@@ -34,6 +33,7 @@ from rq.job import Job as RQJob
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.awaiting import wait_for_end
 from mlx_rq.jobs.connection import SOCKET_TIMEOUT, connect
+from mlx_rq.jobs.payload import read_meta
 
 STREAM_SECONDS = 600
 _BLOCK_MILLISECONDS = 100
@@ -63,7 +63,7 @@ def publish(pipe: Pipeline | Redis, job_id: str, deltas: list[Delta]) -> None:
 def is_published(connection: Redis, job_id: str) -> bool:
     """Says whether a job's text is published: whether its producer asked for that."""
     meta: Any = connection.hget(RQJob.key_for(job_id), "meta")
-    return json.loads(meta or b"{}").get("stream") is True
+    return read_meta(meta).get("stream") is True
 
 
 def is_kept(connection: Redis, job_id: str) -> bool:

@@ -197,10 +197,8 @@ class Job:
         with reachable(connection):
             origin, ttl = connection.hmget(RQJob.key_for(self.id), "origin", "result_ttl")
             queue_name = as_text(origin or b"")
-            try:
-                keys.model_and_priority(queue_name)
-            except ValueError:  # there is none, or it is another program's in the same Redis
-                raise JobNotFound(self.id) from None
+            if not keys.is_ours(queue_name):  # there is no such job, or it is another program's
+                raise JobNotFound(self.id)
             error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
             reply, *holders = end_job(
                 connection,

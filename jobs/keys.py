@@ -107,6 +107,15 @@ def queue_name(model: str, priority: Priority) -> str:
     return f"{QUEUE}:{quote(model, safe='')}:{priority}"
 
 
+def is_ours(queue: str) -> bool:
+    """Tells our queues from those of other programs in the same Redis."""
+    try:
+        model_and_priority(queue)
+    except ValueError:
+        return False
+    return True
+
+
 def model_and_priority(queue: str) -> tuple[str, str]:
     """Reads a queue name back; raises ValueError where it is not one of ours."""
     prefix, model, priority = queue.split(":")

@@ -48,6 +48,15 @@ class InertJob(RQJob):
         """Sends nothing."""
 
 
+def read_meta(text: bytes | None) -> dict[str, Any]:
+    """Reads what the producer said beside the body; nothing where it cannot be read."""
+    try:
+        meta = json.loads(text or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
 class Payload(NamedTuple):
     """What a producer sent."""
 

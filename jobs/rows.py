@@ -5,7 +5,6 @@ piece by piece, and may be read again.
 """
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from mlx_rq.jobs.batch_lines import Line, bad_line, good_line, is_id, parse_object, read_lines
 from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.surrogates import writable
 from mlx_rq.jobs.templates import ChatTemplate
 
 _FIELD_BYTES = 32 * 1024 * 1024
@@ -109,15 +109,14 @@ def _json_row(number: int, raw: bytes) -> Row:
     values = parse_object(raw)
     if b"\\ud" not in raw.lower():
         return Row(number, values, raw=raw)
-    text = json.dumps(values, ensure_ascii=False)
-    written = text.encode(errors="replace")
-    if written.decode() == text:
+    written = writable(values)
+    if written is values:
         return Row(number, values, raw=raw)
     fault = RequestError(
         'The row holds half of a surrogate pair (as in "\\ud800"), which is no text.',
         code="invalid_row",
     )
-    return Row(number, json.loads(written), fault, raw)
+    return Row(number, written, fault, raw)
 
 
 class ParquetTable:

@@ -13,12 +13,11 @@ import binascii
 import hashlib
 import hmac
 import ipaddress
-import json
 import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from redis import Redis
@@ -27,6 +26,7 @@ from rq.job import Job as RQJob
 from mlx_rq.jobs import keys
 from mlx_rq.jobs.ending import load_script
 from mlx_rq.jobs.errors import RequestError
+from mlx_rq.jobs.payload import read_meta
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -180,11 +180,8 @@ def claim_due(connection: Redis, limit: int, now: float) -> list[Delivery]:
 
 def url_of(connection: Redis, job_id: str) -> str | None:
     """Gives the URL that is to be told of a job's end; None where there is none (any more)."""
-    meta = connection.hget(RQJob.key_for(job_id), "meta")
-    try:
-        url = json.loads(meta or b"{}")["webhook"]
-    except (ValueError, KeyError, TypeError):
-        return None
+    meta: Any = connection.hget(RQJob.key_for(job_id), "meta")
+    url = read_meta(meta).get("webhook")
     return url if isinstance(url, str) else None
 
 

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fakes import FakeEngine, answer, eventually
 
 from mlx_rq.engine.protocol import Task
+from mlx_rq.jobs import batch_files
 from mlx_rq.jobs.connection import URL_VARIABLE
 from mlx_rq.jobs.requests import ChatRequest
 
@@ -29,6 +32,21 @@ def batch_line(custom_id: str, content: str = "Say hi.", **body: Any) -> dict[st
 def batch_lines(count: int) -> list[dict[str, Any]]:
     """So many requests, r0 to rN, each with a prompt of its own."""
     return [batch_line(f"r{number}", f"Say {number}.") for number in range(count)]
+
+
+@contextmanager
+def full_disk_at(custom_id: str) -> Iterator[None]:
+    """Lets the disk be full, while the block runs, when one line's record is to be written."""
+    whole = batch_files.encode_record
+
+    def full(value: Any) -> bytes:
+        if value["custom_id"] == custom_id:
+            raise OSError(28, "No space left on device")
+        return whole(value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_files, "encode_record", full)
+        yield
 
 
 def write_jsonl(path: Path, values: Iterable[Any]) -> Path:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.worker.signals import undisturbed
+from mlx_rq.worker.signals import undisturbed, unheard_by_children
 
 
 def program_of(command: str, options: Mapping[str, Any], log_level: str) -> list[str]:
@@ -44,12 +44,9 @@ def child_process(
 
 def _start(program: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # A terminal that closes says so to everybody in it, but we end our children one after the
-    # other. A blocked signal stays blocked in the child.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
+    # other.
+    with unheard_by_children(signal.SIGHUP):
         return subprocess.Popen(program, env=environment)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:

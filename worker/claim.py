@@ -4,7 +4,6 @@ RQ's own intermediate queue fails whoever takes many jobs at once: a job that wa
 minute is taken for stuck. So one script claims straight into RQ's StartedJobRegistry (`claim.lua`).
 """
 
-import json
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from mlx_rq.jobs.options import (
     MAX_SECONDS,
     RECOVERY_RETRIES,
 )
-from mlx_rq.jobs.payload import SERIALIZER
+from mlx_rq.jobs.payload import SERIALIZER, read_meta
 from mlx_rq.worker.recovery import Count, Held, give_back, script_of
 
 MAX_UNIX_TIME = 2.0**40
@@ -126,7 +125,7 @@ class Claims:
     def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
         number, job_id, execution_id, data, meta_text, result_ttl, most, lost, suspect = entry
         queue = self.queues[number - 1]
-        meta = _meta(meta_text)
+        meta = read_meta(meta_text)
         return ClaimedJob(
             id=job_id.decode(),
             queue_name=queue.name,
@@ -150,15 +149,6 @@ class Claims:
         """Gives jobs back; returns how many were still ours. `count` as in `handback.lua`."""
         held = [Held(job.id, job.lease.execution_id, job.queue_name) for job in jobs]
         return give_back(self._connection, held, count=count)
-
-
-def _meta(text: bytes | None) -> dict[str, Any]:
-    """Reads what the producer said beside the body; nothing where it cannot be read."""
-    try:
-        meta = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
 
 
 def _number(value: Any, least: float, most: float) -> float | None:

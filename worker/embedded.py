@@ -21,7 +21,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 
 from mlx_rq.jobs.embedded_url import LOCK_FILE, URL_FILE
 from mlx_rq.jobs.errors import RedisUnavailable
-from mlx_rq.worker.signals import undisturbed
+from mlx_rq.worker.signals import undisturbed, unheard_by_children
 
 DEFAULT_PORT = 6379
 
@@ -108,11 +108,12 @@ def _url(data_dir: Path, port: int | None) -> str:
 
 def _start(binary: Path, data_dir: Path, url: str, lock: int) -> subprocess.Popen[bytes]:
     # Ctrl-C and the end of a terminal reach everybody in it, but the worker still needs the server
-    # to hand back its jobs. A blocked signal stays blocked in the child; SIGTERM ends it in good
-    # order.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    # to hand back its jobs. SIGTERM ends it in good order.
     try:
-        with (data_dir / LOG_FILE).open("ab") as log:
+        with (
+            (data_dir / LOG_FILE).open("ab") as log,
+            unheard_by_children(signal.SIGINT, signal.SIGHUP),
+        ):
             process = subprocess.Popen(
                 [binary, "-"],
                 stdin=subprocess.PIPE,
@@ -123,8 +124,6 @@ def _start(binary: Path, data_dir: Path, url: str, lock: int) -> subprocess.Pope
             )
     except OSError as error:
         raise RedisUnavailable(f"The embedded Valkey did not start: {error}") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as configuration:  # its log says why
         configuration.write(_configuration(data_dir, url).encode())

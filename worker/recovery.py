@@ -140,7 +140,7 @@ def bury(connection: Redis, worker_name: str) -> int:
     held = [
         (_text(enqueued_at or b""), lease._replace(queue_name=_text(origin)))
         for lease, (origin, enqueued_at) in zip(leases, map(_fields, records), strict=True)
-        if origin is not None and _is_ours(_text(origin))
+        if origin is not None and keys.is_ours(_text(origin))
     ]
     in_order = [lease for _, lease in sorted(held)]
     returned = give_back(connection, in_order, count="aboard") if in_order else 0
@@ -166,14 +166,6 @@ def _fields(reply: Any) -> Any:
 
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _is_ours(queue_name: str) -> bool:
-    try:
-        keys.model_and_priority(queue_name)
-    except ValueError:
-        return False
-    return True
 
 
 def bury_dead_of_this_machine(connection: Redis) -> None:

@@ -39,6 +39,16 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 @contextmanager
+def unheard_by_children(*numbers: signal.Signals) -> Iterator[None]:
+    """Blocks signals in the processes that the block starts: a child keeps what is blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
     """Makes signals wait until the block has ended: a child is started and known, or not started.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from batch_helpers import full_disk_at
 from doors import OpenDoor, StartDoor, open_door
 from fakes import FakeEngine, StartWorker, eventually, failure
 from openai.types import Batch, FileObject
@@ -17,7 +18,6 @@ from redis import Redis
 from mlx_rq import Job
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.api_stub.storage import FileStore
-from mlx_rq.jobs import batch_files
 
 CASES = Path(__file__).parents[1] / "cases"
 CHAT = "/v1/chat/completions"
@@ -371,25 +371,18 @@ def test_batch_that_was_answered_before_a_late_door_looked_is_completed(
 
 
 def test_batch_that_fails_on_its_way_keeps_what_was_answered(
-    door: OpenDoor, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+    door: OpenDoor, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    whole = batch_files.encode_record
+    with full_disk_at("c"):
+        batch = start(door, [line("a"), line("b"), line("c"), line("hot", temperature=9)])
+        a, b, _ = engine.wait_for_tasks(3)
+        engine.release(a, b)
+        until(door, batch, lambda batch: counts(batch) == (4, 2, 1))
+        engine.release()
 
-    def full(value: Any) -> bytes:
-        if value["custom_id"] == "c":
-            raise OSError(28, "No space left on device")
-        return whole(value)
-
-    monkeypatch.setattr(batch_files, "encode_record", full)
-    batch = start(door, [line("a"), line("b"), line("c"), line("hot", temperature=9)])
-    a, b, _ = engine.wait_for_tasks(3)
-    engine.release(a, b)
-    until(door, batch, lambda batch: counts(batch) == (4, 2, 1))
-    engine.release()
-
-    batch = ended(door, batch)
+        batch = ended(door, batch)
 
     assert (batch.status, counts(batch)) == ("failed", (4, 2, 1))
     assert batch.errors is not None

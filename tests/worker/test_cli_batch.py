@@ -17,6 +17,7 @@ from batch_helpers import (
     contents,
     echo,
     echoes,
+    full_disk_at,
     generated,
     line_count,
     prompt_of,
@@ -28,7 +29,6 @@ from click.testing import CliRunner, Result
 from fakes import CASES, FakeEngine, StartWorker, eventually, failure
 from redis import Redis
 
-from mlx_rq.jobs import batch_files
 from mlx_rq.jobs.keys import queue_name
 from mlx_rq.jobs.serving import live_workers
 from mlx_rq.worker.cli import main
@@ -489,20 +489,11 @@ class TestUsedWrongly:
         tmp_path: Path,
         source: Path,
         start_worker: StartWorker,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         start_worker(FakeEngine(answer_with=echo))
         output = tmp_path / "out.jsonl"
-        whole = batch_files.encode_record
-
-        def full(value: Any) -> bytes:
-            if value["custom_id"] == "r30":
-                raise OSError(28, "No space left on device")
-            return whole(value)
-
-        monkeypatch.setattr(batch_files, "encode_record", full)
-        result = run(source, "-o", output)
+        with full_disk_at("r30"):
+            result = run(source, "-o", output)
         assert (result.exit_code, "No space left on device" in result.stderr) == (2, True)
-        monkeypatch.setattr(batch_files, "encode_record", whole)
         assert run(source, "-o", output).exit_code == 0
         assert contents(output) == echoes(ROWS)
