@@ -5,12 +5,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-ROOMS := mlx_rq jobs engine worker api_stub
 
-# The strict editable install links every file where it would be in a wheel, so that mypy sees the
-# packages (it runs in docs/, since the checkout's own mlx_rq/ is only the front door); folders are prerequisites because their times change when files come and go.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	--constraint constraints.txt --config-settings editable_mode=strict --editable
+	--constraint constraints.txt --editable
 
 .PHONY: demo test lint format clean
 
@@ -23,7 +20,9 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd docs && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache
+	@# A mypy that looks at a part of the package only says "Success", too: count the files.
+	$(BIN)/mypy | tee /dev/stderr | \
+		grep -q "^Success: no issues found in $$(find -L mlx_rq -name '*.py' | wc -l) source files"
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -36,10 +35,10 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlx-rq needs Python 3.11 or newer; say which with: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml constraints.txt $(ROOMS) | $(BIN)/python
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[all]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt $(ROOMS) | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	touch $@ $(VENV)/.demo

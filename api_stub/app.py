@@ -8,24 +8,24 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from mlx_rq.api_stub import (
-    batches,
-    completions,
-    errors,
-    files,
-    health,
-    plain,
-    responses,
-    stored,
-)
-from mlx_rq.api_stub.door import Door
-from mlx_rq.api_stub.manners import (
+from mlx_rq.api_stub import errors
+from mlx_rq.api_stub.middleware import (
     BodyLimit,
     Guard,
     RequestIds,
     cors_settings,
     refuse_unknown_query,
 )
+from mlx_rq.api_stub.routes import (
+    batches,
+    completions,
+    files,
+    health,
+    jobs,
+    responses,
+    stored_completions,
+)
+from mlx_rq.api_stub.service import Door
 from mlx_rq.api_stub.settings import Settings
 
 _DESCRIPTION = """
@@ -62,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.door = door
     app.state.closing = asyncio.Event()
     errors.install(app)
-    for module in (plain, completions, stored, responses, files, batches):
+    for module in (jobs, completions, stored_completions, responses, files, batches):
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(health.router)
     # The last one added is the outermost.

@@ -6,9 +6,9 @@ What is wrong with a single body is not looked for here: its line gets a record 
 from collections.abc import Callable
 from typing import Any
 
-from mlx_rq.jobs.batch_lines import Line, Source, digest
-from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.keys import ANY_MODEL
+from mlx_rq.jobs.batch.lines import Line, Source, digest
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ANY_MODEL
 
 MAX_LINES = 50_000
 MAX_FAULTS = 100

@@ -22,14 +22,14 @@ from typing import Any
 
 from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
-from mlx_rq.api_stub.records import Record, Records, new_id
-from mlx_rq.api_stub.storage import FileStore, is_left_over
-from mlx_rq.jobs.batch import Batch, BatchOptions
-from mlx_rq.jobs.batch_files import Outputs
-from mlx_rq.jobs.batch_lines import BatchFile
-from mlx_rq.jobs.batch_state import open_state
-from mlx_rq.jobs.errors import RedisUnavailable, RequestError
-from mlx_rq.jobs.options import JobOptions
+from mlx_rq.api_stub.file_store import FileStore, is_left_over
+from mlx_rq.api_stub.json_store import Record, Records, new_id
+from mlx_rq.jobs.batch.batch import Batch, BatchOptions
+from mlx_rq.jobs.batch.files import Outputs
+from mlx_rq.jobs.batch.lines import BatchFile
+from mlx_rq.jobs.batch.state import open_state
+from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.queue.options import JobOptions
 
 logger = logging.getLogger("mlx_rq.api_stub")
 

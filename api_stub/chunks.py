@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_rq.api_stub.streaming import DONE, Sent, StreamOptions, data_event
-from mlx_rq.jobs.deltas import Delta, Kind
-from mlx_rq.jobs.handle import Job
-from mlx_rq.jobs.keys import ANY_MODEL
+from mlx_rq.jobs.client.job import Job
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.queue.stream import Delta, Kind
 
 
 class _Chunks:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
-from mlx_rq.jobs.errors import (
+from mlx_rq.jobs.openai.errors import (
     ErrorType,
     JobFailed,
     JobNotFound,

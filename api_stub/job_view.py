@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from mlx_rq.jobs.errors import JobFailed
-from mlx_rq.jobs.handle import UNFINISHED, Job
+from mlx_rq.jobs.client.job import UNFINISHED, Job
+from mlx_rq.jobs.openai.errors import JobFailed
 
 
 def job_view(job: Job, served: Collection[str] = ()) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from typing import Any
 from redis import Redis
 from rq import Queue
 
-from mlx_rq.api_stub.manners import rate_limited
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.handle import ended_among
-from mlx_rq.jobs.options import STORED_TTL
+from mlx_rq.api_stub.middleware import rate_limited
+from mlx_rq.jobs.client.job import ended_among
+from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.options import STORED_TTL
 
 FULL_SECONDS = 30.0
 """When a client should come again that found no place."""
@@ -53,7 +54,7 @@ class Room:
             self._spare[model] = spare - 1, until
             return
         with connection.pipeline(transaction=False) as pipe:
-            for priority in keys.PRIORITIES:
+            for priority in PRIORITIES:
                 pipe.llen(f"{Queue.redis_queue_namespace_prefix}{keys.queue_name(model, priority)}")
             waiting = sum(pipe.execute())
         if waiting >= self._limit:

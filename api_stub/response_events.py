@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_rq.api_stub.streaming import DONE, Sent, StartedOver, data_event
-from mlx_rq.jobs.deltas import Delta, Kind
-from mlx_rq.jobs.handle import Job
-from mlx_rq.jobs.keys import ANY_MODEL
-from mlx_rq.jobs.response_object import response_object
-from mlx_rq.jobs.responses import ResponsesRequest
+from mlx_rq.jobs.client.job import Job
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.response_object import response_object
+from mlx_rq.jobs.openai.responses import ResponsesRequest
+from mlx_rq.jobs.queue.stream import Delta, Kind
 
 _KINDS: Mapping[str, Kind] = {"reasoning": "reasoning", "message": "content"}
 """Which text of the answer an item's text is."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.webhooks import Network
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.webhooks import Network
 
 _HASHED = "sha256:"
 

@@ -1,8 +1,8 @@
 """Server-sent events: an answer as it is generated, in the events that OpenAI's clients know.
 
-The text comes from the worker through Redis (`mlx_rq.jobs.deltas`). What was not published is taken
-from the result at the end: an answer is whole whether or not its worker publishes. How events look
-is for the writers: `chunks.py` for completions, `response_events.py` for responses.
+The text comes from the worker through Redis (`mlx_rq.jobs.queue.stream`). What was not published
+is taken from the result at the end: an answer is whole whether or not its worker publishes. How
+events look is for the writers: `chunks.py` for completions, `response_events.py` for responses.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from mlx_rq.api_stub.door import Door
-from mlx_rq.jobs.deltas import Delta, Kind, follow
-from mlx_rq.jobs.errors import JobFailed, RequestError, error_object
-from mlx_rq.jobs.fields import Strict
-from mlx_rq.jobs.handle import Job
-from mlx_rq.jobs.validation import read_as
+from mlx_rq.api_stub.service import Door
+from mlx_rq.jobs.client.job import Job
+from mlx_rq.jobs.openai.errors import JobFailed, RequestError, error_object
+from mlx_rq.jobs.openai.fields import Strict
+from mlx_rq.jobs.openai.validation import read_as
+from mlx_rq.jobs.queue.stream import Delta, Kind, follow
 
 FIRST_SECONDS = 1.0
 """How long a failure can still be told by the status of the answer; then the stream begins."""

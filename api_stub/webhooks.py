@@ -1,6 +1,6 @@
 """Delivers webhooks: tells receivers how their jobs ended, again and again until they took it.
 
-The list of deliveries is in Redis (`mlx_rq.jobs.webhooks`). Any number of doors may deliver.
+The list of deliveries is in Redis (`mlx_rq.jobs.queue.webhooks`). Any number of doors may deliver.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.http_post import PostFailed, post
 from mlx_rq.api_stub.job_view import job_view
-from mlx_rq.api_stub.post import PostFailed, post
 from mlx_rq.api_stub.settings import Settings
-from mlx_rq.jobs.connection import connect
-from mlx_rq.jobs.errors import JobNotFound, RedisUnavailable, RequestError
-from mlx_rq.jobs.handle import Job
-from mlx_rq.jobs.webhooks import (
+from mlx_rq.jobs.client.job import Job
+from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
+from mlx_rq.jobs.queue.connection import connect
+from mlx_rq.jobs.queue.webhooks import (
     Delivery,
     claim_due,
     is_allowed,

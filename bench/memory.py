@@ -25,10 +25,10 @@ from redis import Redis  # noqa: E402
 from tiny import tiny_model  # noqa: E402
 
 from mlx_rq import submit_many  # noqa: E402
-from mlx_rq.engine.generate import MLXEngine  # noqa: E402
-from mlx_rq.engine.models import LoadedModel, load  # noqa: E402
+from mlx_rq.engine.engine import MLXEngine  # noqa: E402
+from mlx_rq.engine.models.load import LoadedModel, load  # noqa: E402
 from mlx_rq.engine.options import EngineOptions  # noqa: E402
-from mlx_rq.worker.embedded import embedded_valkey  # noqa: E402
+from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
 from mlx_rq.worker.options import WorkerOptions  # noqa: E402
 from mlx_rq.worker.worker import MLXWorker  # noqa: E402
 

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.interface import Task
+from mlx_rq.engine.models.load import LoadedModel, load
+from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Task
-from mlx_rq.engine.pull import pull
-from mlx_rq.jobs.requests import CompletionRequest
+from mlx_rq.jobs.openai.requests import CompletionRequest
 
 ROWS = 16
 WORDS = [

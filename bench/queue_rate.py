@@ -20,8 +20,8 @@ from redis import Redis
 from rq import Queue, SimpleWorker
 
 from mlx_rq import submit_many
-from mlx_rq.engine.protocol import Outcome, Task, Totals
-from mlx_rq.worker.embedded import embedded_valkey
+from mlx_rq.engine.interface import Outcome, Task, Totals
+from mlx_rq.worker.cli.valkey import embedded_valkey
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.worker import MLXWorker
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.models import load
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.interface import Task
+from mlx_rq.engine.models.load import load
+from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Task
-from mlx_rq.engine.pull import pull
-from mlx_rq.jobs.requests import CompletionRequest
+from mlx_rq.jobs.openai.requests import CompletionRequest
 
 ROWS = 16
 GOAL = 0.9

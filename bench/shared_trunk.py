@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 
 import mlx.core as mx
 
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.interface import Task
+from mlx_rq.engine.kv.sharing import worth
+from mlx_rq.engine.models.load import LoadedModel, load
+from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Task
-from mlx_rq.engine.pull import pull
-from mlx_rq.engine.shared_trunk import worth
-from mlx_rq.jobs.requests import CompletionRequest
+from mlx_rq.jobs.openai.requests import CompletionRequest
 
 QUESTION = 12
 """Tokens of each job's own."""

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_rq.engine.constrain import GrammarFault
-from mlx_rq.engine.dialect import dialect_of
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.grammar import grammar_of
-from mlx_rq.engine.guidance import CompiledGrammar, Guidance
-from mlx_rq.engine.models import LoadedModel, load
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.interface import Task
+from mlx_rq.engine.models.load import LoadedModel, load
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Task
-from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.validation import validate
+from mlx_rq.engine.structured.constraint import GrammarFault
+from mlx_rq.engine.structured.grammar import grammar_of
+from mlx_rq.engine.structured.llguidance_backend import CompiledGrammar, Guidance
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.validation import validate
 
 SCHEMA = {
     "type": "object",

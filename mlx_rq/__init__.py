@@ -6,14 +6,11 @@ The rooms behind this door: `mlx_rq.jobs` (what a job is and how it travels), `m
 """
 
 from importlib.metadata import version
-from pathlib import Path
 
-# Python started in a checkout finds this folder before the installed package; the rooms lie beside.
-_beside = Path(__file__).parent.parent
-if (_beside / "pyproject.toml").exists():
-    __path__.append(str(_beside))
-
-from mlx_rq.jobs.errors import (  # noqa: E402
+from mlx_rq.jobs.batch.map import map as map
+from mlx_rq.jobs.client.job import Job, as_completed, fetch
+from mlx_rq.jobs.client.submit import submit, submit_many
+from mlx_rq.jobs.openai.errors import (
     IdempotencyConflict,
     JobFailed,
     JobNotFound,
@@ -23,9 +20,6 @@ from mlx_rq.jobs.errors import (  # noqa: E402
     RequestError,
     ResultTimeout,
 )
-from mlx_rq.jobs.handle import Job, as_completed, fetch  # noqa: E402
-from mlx_rq.jobs.mapping import map as map  # noqa: E402
-from mlx_rq.jobs.submit import submit, submit_many  # noqa: E402
 
 __version__ = version("mlx-rq")
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, answer, eventually
 
-from mlx_rq.engine.protocol import Task
-from mlx_rq.jobs import batch_files
-from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.jobs.requests import ChatRequest
+from mlx_rq.engine.interface import Task
+from mlx_rq.jobs.batch import files as batch_files
+from mlx_rq.jobs.openai.requests import ChatRequest
+from mlx_rq.jobs.queue.connection import URL_VARIABLE
 
 CHAT = "/v1/chat/completions"
 

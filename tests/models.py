@@ -3,9 +3,9 @@
 from functools import cache
 from pathlib import Path
 
-from mlx_rq.engine.gguf import default_dtype
-from mlx_rq.engine.models import LoadedModel, load
-from mlx_rq.engine.pull import pull
+from mlx_rq.engine.models.gguf import default_dtype
+from mlx_rq.engine.models.load import LoadedModel, load
+from mlx_rq.engine.models.pull import pull
 
 
 @cache

@@ -1,10 +1,10 @@
 """What was claimed becomes what the engine takes, or an error that says why not."""
 
-from mlx_rq.engine.protocol import Outcome, Task
-from mlx_rq.jobs.errors import RequestError, error_object
-from mlx_rq.jobs.payload import read_payload
-from mlx_rq.jobs.validation import validate
-from mlx_rq.worker.claim import ClaimedJob
+from mlx_rq.engine.interface import Outcome, Task
+from mlx_rq.jobs.openai.errors import RequestError, error_object
+from mlx_rq.jobs.openai.validation import validate
+from mlx_rq.jobs.queue.payload import read_payload
+from mlx_rq.worker.leases.claim import ClaimedJob
 
 
 def task_of(job: ClaimedJob) -> Task:

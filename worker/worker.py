@@ -25,24 +25,24 @@ from redis.exceptions import RedisError
 from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
 
-from mlx_rq.engine.protocol import Engine, Outcome
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.payload import SERIALIZER
-from mlx_rq.worker.claim import ClaimedJob, Claims
-from mlx_rq.worker.deltas import Deltas
-from mlx_rq.worker.interruptions import Interruptions
-from mlx_rq.worker.leases import LeaseKeeper
-from mlx_rq.worker.lifeline import Lifeline
-from mlx_rq.worker.membership import Member
+from mlx_rq.engine.interface import Engine, Outcome
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.worker.leases.cancellation import Interruptions
+from mlx_rq.worker.leases.claim import ClaimedJob, Claims
+from mlx_rq.worker.leases.keeper import LeaseKeeper
+from mlx_rq.worker.leases.recovery import Count, machine
+from mlx_rq.worker.leases.rq_registration import Member
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.outbox import Outbox
-from mlx_rq.worker.reach import Reach
-from mlx_rq.worker.recovery import Count, machine
-from mlx_rq.worker.report import WindowReport
-from mlx_rq.worker.spool import Spool
+from mlx_rq.worker.process.redis_retry import Reach
+from mlx_rq.worker.process.supervisor_pipe import Lifeline
+from mlx_rq.worker.process.throttle import Throttle
+from mlx_rq.worker.results.outbox import Outbox
+from mlx_rq.worker.results.spool import Spool
+from mlx_rq.worker.results.stream import Deltas
+from mlx_rq.worker.stats import WindowReport
 from mlx_rq.worker.tasks import no_answer, task_of
-from mlx_rq.worker.throttle import Throttle
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -66,7 +66,7 @@ class MLXWorker(Member):
     ) -> None:
         self.engine = engine
         self.options = options
-        self.models = list(dict.fromkeys([engine.model_id, *served_names, keys.ANY_MODEL]))
+        self.models = list(dict.fromkeys([engine.model_id, *served_names, ANY_MODEL]))
         super().__init__(
             [], name=name, connection=connection, serializer=SERIALIZER, worker_ttl=options.lease
         )

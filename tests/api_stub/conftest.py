@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import OpenDoor, StartDoor, open_door
 from fakes import FakeEngine, RunningWorker, StartWorker, eventually
 from redis import Redis
+from servers import OpenDoor, StartDoor, open_door
 
 from mlx_rq.api_stub.settings import Settings
-from mlx_rq.jobs import keys
+from mlx_rq.jobs.queue import keys
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.interface import Task
+from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Task
-from mlx_rq.jobs.validation import kind_of, validate
+from mlx_rq.jobs.openai.validation import kind_of, validate
 
 Body = dict[str, Any]
 

@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.models.load import LoadedModel
 
 CORPUS = [
     '{"name": "Ann", "age": 31, "tags": ["a", "b"], "ok": true, "none": null, "x": -1.5}',

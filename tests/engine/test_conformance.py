@@ -18,11 +18,11 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from tiny import tiny_model
 
-from mlx_rq.engine.dialect import dialect_of
-from mlx_rq.engine.prompt import render
-from mlx_rq.jobs.errors import RequestError
-from mlx_rq.jobs.requests import CompletionRequest
-from mlx_rq.jobs.validation import validate
+from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.prompts.render import render
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import CompletionRequest
+from mlx_rq.jobs.openai.validation import validate
 
 TYPES: dict[str, Any] = {"chat": ChatCompletion, "completion": Completion, "responses": Response}
 BASES: dict[str, dict[str, Any]] = {

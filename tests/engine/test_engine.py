@@ -7,8 +7,8 @@ import pytest
 from driving import finish, greedy_text, run, task, texts
 from tiny import tiny_model
 
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 
 

@@ -8,9 +8,9 @@ from driving import finish, greedy_text, run, task, texts
 from test_engine import _Poisoned, completion, poisoned
 from tiny import tiny_model
 
-from mlx_rq.engine import generate
-from mlx_rq.engine.generate import MLXEngine
-from mlx_rq.engine.models import LoadedModel
+from mlx_rq.engine import engine as generate
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.models.load import LoadedModel
 
 
 def test_twins_of_a_request_that_makes_the_engine_raise_fail_with_it() -> None:

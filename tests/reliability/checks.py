@@ -8,7 +8,7 @@ from redis import Redis
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, as_completed
-from mlx_rq.jobs.options import DEFAULT_MAX_ATTEMPTS, RECOVERY_RETRIES
+from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, RECOVERY_RETRIES
 
 ALL = DEFAULT_MAX_ATTEMPTS - 1 + RECOVERY_RETRIES
 """The retries that RQ is given for a job of which no attempt was lost."""

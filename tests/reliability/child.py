@@ -19,13 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from redis.connection import AbstractConnection
 from scripted import ScriptedEngine, say
 
-from mlx_rq.jobs.connection import new_connection
-from mlx_rq.worker import outbox, reach, throttle
+from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker import worker as worker_module
-from mlx_rq.worker.claim import Claims
-from mlx_rq.worker.lifeline import Lifeline
+from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.supervisor import Supervisor, SupervisorOptions
+from mlx_rq.worker.process import redis_retry as reach
+from mlx_rq.worker.process import throttle
+from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
+from mlx_rq.worker.process.supervisor_pipe import Lifeline
+from mlx_rq.worker.results import outbox
 from mlx_rq.worker.worker import MLXWorker
 
 

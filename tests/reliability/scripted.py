@@ -17,7 +17,7 @@ from typing import Any
 
 from fakes import FakeEngine, answer
 
-from mlx_rq.engine.protocol import Outcome, Task
+from mlx_rq.engine.interface import Outcome, Task
 
 
 def say(what: str) -> None:

@@ -13,9 +13,9 @@ from redis import Redis
 from rq.job import Job as RQJob
 
 from mlx_rq import JobFailed, submit, submit_many
-from mlx_rq.jobs import keys
-from mlx_rq.worker.claim import Claims
-from mlx_rq.worker.recovery import bury_dead_of_this_machine, machine, recover_expired
+from mlx_rq.jobs.queue import keys
+from mlx_rq.worker.leases.claim import Claims
+from mlx_rq.worker.leases.recovery import bury_dead_of_this_machine, machine, recover_expired
 
 QUEUE = keys.queue_name("default", "default")
 REGISTRY = f"rq:wip:{QUEUE}"

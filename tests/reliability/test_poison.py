@@ -9,9 +9,9 @@ from rq import Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, JobFailed, submit, submit_many
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import FUNCTION, SERIALIZER
-from mlx_rq.worker.recovery import bury
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER
+from mlx_rq.worker.leases.recovery import bury
 
 QUEUE = keys.queue_name("default", "default")
 

@@ -9,7 +9,7 @@ from harness import StartProgram
 from redis import Redis
 
 from mlx_rq import submit_many
-from mlx_rq.jobs import keys
+from mlx_rq.jobs.queue import keys
 
 ABOARD = {"claim": 0, "prefill": 1, "decode": 1, "generated": 1, "commit sent": 0, "committed": 0}
 """Where a worker may die, and what that costs the jobs that it was generating.

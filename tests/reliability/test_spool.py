@@ -14,10 +14,10 @@ from harness import Server, StartProgram
 from redis import Redis
 
 from mlx_rq import Job, submit_many
-from mlx_rq.engine.protocol import Outcome
-from mlx_rq.jobs.ending import Lease
-from mlx_rq.worker.claim import ClaimedJob
-from mlx_rq.worker.spool import Spool
+from mlx_rq.engine.interface import Outcome
+from mlx_rq.jobs.queue.finish import Lease
+from mlx_rq.worker.leases.claim import ClaimedJob
+from mlx_rq.worker.results.spool import Spool
 
 
 def spooled(start: StartProgram, server: Server, tmp_path: Path, **config: Any) -> list[Job]:

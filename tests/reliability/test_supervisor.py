@@ -12,9 +12,9 @@ from harness import Program, StartProgram
 from redis import Redis
 
 from mlx_rq import submit, submit_many
-from mlx_rq.worker.lifeline import REDIS_AWAY, Lifeline
-from mlx_rq.worker.supervisor import Supervisor, SupervisorOptions
-from mlx_rq.worker.throttle import GROW_SECONDS, Throttle
+from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
+from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY, Lifeline
+from mlx_rq.worker.process.throttle import GROW_SECONDS, Throttle
 
 
 def test_a_worker_that_hangs_is_killed_and_started_again(

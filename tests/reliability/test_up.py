@@ -14,9 +14,9 @@ from fakes import eventually, free_port
 from models import quick_smollm2_folder
 from redis import Redis
 
-from mlx_rq.api_stub.storage import lock_folder
-from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.jobs.embedded_url import embedded_url
+from mlx_rq.api_stub.file_store import lock_folder
+from mlx_rq.jobs.queue.connection import URL_VARIABLE
+from mlx_rq.jobs.queue.discovery import embedded_url
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from redis.exceptions import TimeoutError
 from rq.suspension import suspend
 
 from mlx_rq import submit, submit_many
-from mlx_rq.jobs import keys
-from mlx_rq.worker import membership
-from mlx_rq.worker.claim import Claims
-from mlx_rq.worker.recovery import recover_expired
+from mlx_rq.jobs.queue import keys
+from mlx_rq.worker.leases import rq_registration as membership
+from mlx_rq.worker.leases.claim import Claims
+from mlx_rq.worker.leases.recovery import recover_expired
 
 
 def test_a_valkey_killed_while_jobs_run_and_others_wait_loses_none(

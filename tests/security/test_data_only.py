@@ -13,9 +13,9 @@ from rq import Callback, Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, JobFailed
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import FUNCTION, SERIALIZER
-from mlx_rq.jobs.sizes import MAX_BODY_VARIABLE
+from mlx_rq.jobs.openai.sizes import MAX_BODY_VARIABLE
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER
 
 MODULE = "module_that_must_not_be_imported"
 

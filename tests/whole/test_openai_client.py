@@ -19,8 +19,8 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from test_whole_way import process, wait_for_line
 
-from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.jobs.embedded_url import embedded_url
+from mlx_rq.jobs.queue.connection import URL_VARIABLE
+from mlx_rq.jobs.queue.discovery import embedded_url
 
 pytestmark = pytest.mark.slow
 

@@ -20,12 +20,12 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from mlx_rq import Job, as_completed, fetch, submit, submit_many
-from mlx_rq.engine.generate import MLXEngine
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.interface import Task
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.protocol import Task
-from mlx_rq.jobs.connection import URL_VARIABLE
-from mlx_rq.jobs.embedded_url import embedded_url
-from mlx_rq.jobs.validation import kind_of, validate
+from mlx_rq.jobs.openai.validation import kind_of, validate
+from mlx_rq.jobs.queue.connection import URL_VARIABLE
+from mlx_rq.jobs.queue.discovery import embedded_url
 
 pytestmark = pytest.mark.slow
 

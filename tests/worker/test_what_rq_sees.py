@@ -30,8 +30,9 @@ from rq.results import Result
 from rq.worker import BaseWorker
 
 from mlx_rq import submit, submit_many
-from mlx_rq.jobs import keys
-from mlx_rq.jobs.payload import SERIALIZER
+from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.payload import SERIALIZER
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -286,7 +287,7 @@ class TestRead:
         assert read.total_working_time > 0
         assert read.queue_names() == [
             keys.queue_name(model, priority)
-            for priority in keys.PRIORITIES
+            for priority in PRIORITIES
             for model in ("m", "default")
         ]
         assert [execution.job_id for execution in read.get_current_executions()] == [running.id]

@@ -1,0 +1,270 @@
+"""What happens to every request before its endpoint sees it.
+
+Plain ASGI, outermost first: `RequestIds` (every answer names its request, also one to a fault of
+ours), `Guard` (who may come in, and how often), `BodyLimit`.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlx_rq.api_stub.errors import ApiError, error_response, internal_error
+from mlx_rq.api_stub.metrics import Requests
+from mlx_rq.api_stub.settings import Settings, is_loopback
+from mlx_rq.jobs.openai.sizes import max_body_bytes
+
+ESCAPED = 2
+"""A request that is not an upload may have that many times the bytes of the largest body: JSON may
+be written with escapes."""
+
+MAX_UPLOAD_BYTES = 200 * 1024 * 1024
+"""The most bytes of an uploaded file, as OpenAI's batches have it."""
+
+_FORM_BYTES = 64 * 1024
+"""Room for the other fields of an upload."""
+
+OWNER = "owner"
+"""Under this name a request's state says whose it is."""
+
+_UPLOADS = "/v1/files"
+_OPEN_TO_ALL = frozenset({"/health", "/docs", "/openapi.json"})
+"""Paths that tell nothing of the work: health checks and the description need no key."""
+
+
+class RequestIds:
+    """Sends `x-request-id` with every answer, and answers what nobody else caught."""
+
+    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+        self._app = app
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(16)}"
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            response = internal_error(error, request_id)
+            if status:
+                raise  # half an answer is out already: the connection has to break
+            await response(scope, receive, send_with_id)
+        finally:
+            self._requests.count(scope, status)
+
+
+class Guard:
+    """Lets in who has a key (without keys: who is on this machine), and not too often."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._rates = RateLimit(settings.requests_per_minute)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_TO_ALL:
+            try:
+                owner = self._owner(Headers(scope=scope))
+                scope.setdefault("state", {})[OWNER] = owner
+                self._rates.take(owner)
+            except ApiError as error:
+                response = error_response(error.status, error.error, error.headers)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _owner(self, headers: Headers) -> str:
+        """Says who asks; raises ApiError where nobody may."""
+        if not self._settings.keys:
+            self._refuse_web_pages(headers)
+            return "anyone"
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise ApiError(
+                401,
+                "No API key was sent. Send one in the header `Authorization: Bearer KEY`.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        owner = self._settings.keys.owner(key.strip())
+        if owner is None:
+            raise ApiError(
+                401,
+                "Incorrect API key provided. The keys are in the file that the door was "
+                "started with.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return owner
+
+    def _refuse_web_pages(self, headers: Headers) -> None:
+        """Raises ApiError for a foreign web page that has a browser on this machine ask for it.
+
+        It may name this machine by a host name of its own, or send from its own origin.
+        """
+        host = headers.get("host", "")
+        if not is_loopback(_split(f"//{host}").hostname or ""):
+            raise ApiError(
+                403,
+                f"Without API keys the door answers to localhost only, not to {host!r}.",
+                code="host_not_allowed",
+            )
+        origin = headers.get("origin")
+        if (
+            origin is not None
+            and _split(origin).netloc != host
+            and origin not in self._settings.allowed_origins
+        ):
+            raise ApiError(
+                403,
+                f"Pages from {origin!r} may not use this door; --allow-origin lets them.",
+                code="origin_not_allowed",
+            )
+
+
+def _split(url: str) -> SplitResult:
+    """Takes a URL apart; one that is none is of no host."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
+class RateLimit:
+    """Counts requests by the minute: a bucket for each owner that fills up again steadily."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        self._per_minute = per_minute
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, owner: str) -> None:
+        """Counts one request; raises ApiError where the owner has no more for the moment."""
+        if self._per_minute is None:
+            return
+        now = time.monotonic()
+        left, at = self._buckets.get(owner, (float(self._per_minute), now))
+        left = min(self._per_minute, left + (now - at) * self._per_minute / 60)
+        if left < 1:
+            wait = (1 - left) * 60 / self._per_minute
+            raise rate_limited(f"{self._per_minute} requests a minute are allowed.", wait)
+        self._buckets[owner] = left - 1, now
+
+
+def rate_limited(why: str, wait: float) -> ApiError:
+    """Makes the refusal of a request that may be sent again after some seconds (at most 120)."""
+    seconds = max(1, min(120, round(wait + 0.5)))
+    return ApiError(
+        429,
+        f"Rate limit reached: {why} Try again in {seconds} s.",
+        code="rate_limit_exceeded",
+        type="rate_limit_error",
+        headers={"retry-after": str(seconds)},
+    )
+
+
+class BodyLimit:
+    """Refuses a body that is too large: by its announced length at once, else while it comes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        upload = scope["path"] == _UPLOADS
+        limit = MAX_UPLOAD_BYTES + _FORM_BYTES if upload else ESCAPED * max_body_bytes()
+        announced = Headers(scope=scope).get("content-length", "0")
+        if announced.isdecimal() and int(announced[:18]) > limit:
+            error = _too_large(limit)
+            response = error_response(error.status, error.error, error.headers)
+            await response(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_within_limit() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        await self._app(scope, receive_within_limit, send)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request has more than {limit:,} bytes, which is the limit here.",
+        code="request_too_large",
+        headers={"connection": "close"},  # what still comes is not read
+    )
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """Raises ApiError for a query parameter that the endpoint does not know: it would be ignored.
+
+    Names with brackets, as in `metadata[key]`, are known by what is before them. A coroutine: for
+    anything else FastAPI would take a thread, at every request.
+    """
+    if not request.query_params:
+        return
+    known = _query_names(request.scope["route"])
+    for name in request.query_params:
+        if name.partition("[")[0] not in known:
+            raise ApiError(
+                400,
+                f"Unknown query parameter: '{name}'. "
+                f"There {'are' if known else 'is'} {', '.join(sorted(known)) or 'none'}.",
+                code="unknown_parameter",
+                param=name,
+            )
+
+
+def _query_names(route: APIRoute) -> set[str]:
+    """Names the query parameters of an endpoint, also those that it reads for itself."""
+    described = (route.openapi_extra or {}).get("parameters", ())
+    names = {parameter["name"] for parameter in described}
+    waiting = [route.dependant]
+    while waiting:
+        dependant = waiting.pop()
+        names |= {parameter.alias for parameter in dependant.query_params}
+        waiting += dependant.dependencies
+    return names
+
+
+def header_seconds(request: Request, name: str) -> float | None:
+    """Reads a header as seconds above 0; None where it is not there or says something else."""
+    try:
+        seconds = float(request.headers.get(name, ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
+
+
+def cors_settings(settings: Settings) -> Mapping[str, Any]:
+    """What Starlette's CORS middleware is told about the origins that are let in."""
+    return {
+        "allow_origins": list(settings.allowed_origins),
+        "allow_methods": ["GET", "POST", "DELETE"],
+        "allow_headers": ["*"],
+        "expose_headers": ["x-request-id", "x-job-id", "retry-after", "location"],
+    }

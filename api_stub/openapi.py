@@ -1,0 +1,91 @@
+"""What the description of the door (`/openapi.json`, `/docs`) says about bodies, with examples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlx_rq.jobs.openai.requests import REQUESTS, Kind
+
+_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "chat": {
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_completion_tokens": 20,
+    },
+    "completion": {"prompt": "Once upon a time", "max_tokens": 20},
+    "responses": {"input": "Name a colour.", "background": True},
+}
+_STREAM_FIELDS: Mapping[str, Any] = {
+    "stream": {"type": ["boolean", "null"], "description": "Answer with server-sent events."},
+    "stream_options": {
+        "type": ["object", "null"],
+        "properties": {"include_usage": {"type": ["boolean", "null"]}},
+        "additionalProperties": False,
+    },
+}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What an endpoint answers with beside JSON, where it is asked to stream."""
+
+
+def body_of(kind: Kind) -> dict[str, Any]:
+    """Describes the body of an endpoint that takes one kind of job, and streams."""
+    schema, example = _schema(kind), {"model": "default", **_EXAMPLES[kind]}
+    schema["properties"] = {**schema["properties"], **_STREAM_FIELDS}
+    examples = {kind: {"value": example}, "streamed": {"value": {**example, "stream": True}}}
+    return _json_body(schema, examples)
+
+
+def any_body() -> dict[str, Any]:
+    """Describes a body that may be any kind of job."""
+    schemas = [_schema(kind) for kind in REQUESTS]
+    return _json_body({"anyOf": schemas}, {kind: {"value": _EXAMPLES[kind]} for kind in REQUESTS})
+
+
+def model_body(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes a body that a pydantic model reads."""
+    return _json_body(_inlined(model), {"example": {"value": example}})
+
+
+def upload_form() -> dict[str, Any]:
+    """Describes the form that uploads a file."""
+    properties = {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["file", "purpose"]}
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    }
+
+
+def _schema(kind: Kind) -> dict[str, Any]:
+    return _inlined(REQUESTS[kind])
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """Gives the JSON schema of a model without definitions beside it."""
+    schema = model.model_json_schema()
+    inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
+    return inlined
+
+
+def _inline(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Puts definitions where they are referred to: in OpenAPI, `#/$defs` lies somewhere else."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {
+        name: _inline(value, definitions)
+        for name, value in schema.items()
+        if name != "discriminator"
+    }
+
+
+def _json_body(schema: Mapping[str, Any], examples: Mapping[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema, "examples": examples}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,87 @@
+"""/v1/batches: create, look, list, cancel. They run in `batch_runner.py`."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.json_store import Record, page
+from mlx_rq.api_stub.openapi import model_body
+from mlx_rq.api_stub.routes.files import read_lifetime
+from mlx_rq.api_stub.service import JsonBody, TheBatches
+from mlx_rq.jobs.openai.fields import Metadata, Strict
+from mlx_rq.jobs.openai.validation import read_as
+
+router = APIRouter(tags=["batches"])
+
+
+class _ExpiresAfter(Strict):
+    anchor: str
+    seconds: int
+
+
+class BatchRequest(Strict):
+    """The body that creates a batch."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+    output_expires_after: _ExpiresAfter | None = None
+
+
+_EXAMPLE = {
+    "input_file_id": "file-0123456789abcdef",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+}
+
+
+@router.post("/v1/batches", openapi_extra=model_body(BatchRequest, _EXAMPLE))
+async def create_batch(body: JsonBody, batches: TheBatches) -> JSONResponse:
+    """Run all requests of an uploaded file; the file is checked while the batch is `validating`."""
+    wanted = read_as(BatchRequest, body)
+    expiry = wanted.output_expires_after
+    lifetime = (
+        None if expiry is None else read_lifetime(expiry.anchor, expiry.seconds, "created_at")
+    )
+    record = await run_in_threadpool(
+        batches.create,
+        wanted.endpoint,
+        wanted.input_file_id,
+        wanted.completion_window,
+        wanted.metadata,
+        lifetime,
+    )
+    return JSONResponse(record)
+
+
+@router.get("/v1/batches")
+async def list_batches(
+    batches: TheBatches,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> JSONResponse:
+    """List the batches, the newest first."""
+    return JSONResponse(page(batches.records.all(), after, limit, "desc"))
+
+
+@router.get("/v1/batches/{batch_id}")
+async def get_batch(batches: TheBatches, batch_id: str) -> JSONResponse:
+    """Tell how far a batch is."""
+    return JSONResponse(_existing(batches.records.get(batch_id), batch_id))
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batches: TheBatches, batch_id: str) -> JSONResponse:
+    """Stop a batch: requests that run finish, and what is answered is in its output file."""
+    _existing(batches.records.get(batch_id), batch_id)
+    return JSONResponse(await run_in_threadpool(batches.cancel, batch_id))
+
+
+def _existing(record: Record | None, batch_id: str) -> dict[str, Any]:
+    if record is None:
+        raise ApiError(404, f"No batch found with id '{batch_id}'.", code=None, param="id")
+    return dict(record)

@@ -1,0 +1,45 @@
+"""/v1/chat/completions and /v1/completions: enqueue, wait, answer."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.chunks import ChatChunks, CompletionChunks
+from mlx_rq.api_stub.long_poll import answer, keeps_its_job
+from mlx_rq.api_stub.openapi import STREAMED, body_of
+from mlx_rq.api_stub.routes.stored_completions import remember
+from mlx_rq.api_stub.service import Door, JsonBody, TheDoor
+from mlx_rq.api_stub.streaming import stream, without_stream
+from mlx_rq.jobs.openai.requests import Kind
+from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post("/v1/chat/completions", responses=STREAMED, openapi_extra=body_of("chat"))
+async def create_chat_completion(request: Request, body: JsonBody, door: TheDoor) -> Response:
+    """Wait for the answer of a chat."""
+    return await _create(request, "chat", body, door)
+
+
+@router.post("/v1/completions", responses=STREAMED, openapi_extra=body_of("completion"))
+async def create_completion(request: Request, body: JsonBody, door: TheDoor) -> Response:
+    """Wait for the continuation of a text."""
+    return await _create(request, "completion", body, door)
+
+
+async def _create(request: Request, kind: Kind, body: dict[str, Any], door: Door) -> Response:
+    body, wanted_stream = without_stream(body)
+    store = kind == "chat" and body.get("store") is True
+    options = JobOptions(
+        result_ttl=STORED_TTL if store else DEFAULT_RESULT_TTL, stream=wanted_stream is not None
+    )
+    job = await door.submit(request, kind, body, options=options, waits=True)
+    if store:
+        await run_in_threadpool(remember, door, job)
+    if wanted_stream is not None:
+        chunks = ChatChunks if kind == "chat" else CompletionChunks
+        writer = chunks(job, body, wanted_stream)
+        return await stream(door, job, writer, keep=keeps_its_job(request, door))
+    return await answer(request, door, job)

@@ -1,0 +1,99 @@
+"""/health, /metrics and /v1/models: what is there, as the live workers say it themselves."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.metrics import CONTENT_TYPE, exposition
+from mlx_rq.api_stub.service import Door, TheDoor
+from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.queue.connection import reachable
+from mlx_rq.jobs.queue.overview import overview
+from mlx_rq.jobs.queue.workers import live_workers
+
+router = APIRouter(tags=["state"])
+
+
+def _overview(door: Door) -> dict[str, Any]:
+    with reachable(door.connection):
+        return overview(door.connection)
+
+
+@router.get("/health")
+async def health(door: TheDoor) -> JSONResponse:
+    """Say whether the queue can be reached (503 where not), who works, and how much waits."""
+    try:
+        state = await run_in_threadpool(_overview, door)
+    except RedisUnavailable:
+        return JSONResponse({"status": "no_redis", "redis": False}, 503)
+    workers, queues = state["workers"], state["queues"]
+    return JSONResponse(
+        {
+            "status": "ok" if workers else "no_workers",
+            "redis": True,
+            "workers": len(workers),
+            "queued": sum(queue["queued"] for queue in queues),
+            "in_progress": sum(queue["in_progress"] for queue in queues),
+        }
+    )
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(door: TheDoor) -> PlainTextResponse:
+    """Give the counts of the door, the queues and the workers to Prometheus."""
+    state = await run_in_threadpool(_overview, door)
+    return PlainTextResponse(exposition(state, door.requests), media_type=CONTENT_TYPE)
+
+
+def _models(door: Door) -> dict[str, dict[str, Any]]:
+    """Lists what live workers serve, by id; a model is as old as its oldest worker."""
+    with reachable(door.connection):
+        workers = live_workers(door.connection)
+    models: dict[str, dict[str, Any]] = {}
+    for worker in sorted(workers, key=lambda worker: str(worker["born"])):
+        for name in worker["serves"]:
+            models.setdefault(
+                name,
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": _unix(worker["born"]),
+                    "owned_by": "local",
+                },
+            )
+    return models
+
+
+def _unix(born: str) -> int:
+    """Reads RQ's time of birth; a worker that did not leave one is new."""
+    try:
+        return int(datetime.fromisoformat(born).timestamp())
+    except ValueError:
+        return int(datetime.now(UTC).timestamp())
+
+
+@router.get("/v1/models")
+async def list_models(door: TheDoor) -> JSONResponse:
+    """List the models that live workers serve (`default`, which all serve, is not one)."""
+    models = await run_in_threadpool(_models, door)
+    data = [model for name, model in sorted(models.items()) if name != ANY_MODEL]
+    return JSONResponse({"object": "list", "data": data})
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(door: TheDoor, model: str) -> JSONResponse:
+    """Describe one model. Its id may hold slashes."""
+    found = (await run_in_threadpool(_models, door)).get(model)
+    if found is None:
+        raise ApiError(
+            404,
+            f"The model {model!r} does not exist here: no live worker serves it.",
+            code="model_not_found",
+            param="model",
+        )
+    return JSONResponse(found)

@@ -1,0 +1,79 @@
+"""/v1/jobs: the queue as plain HTTP, for people without an OpenAI client."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.job_view import job_view
+from mlx_rq.api_stub.long_poll import wait
+from mlx_rq.api_stub.openapi import any_body
+from mlx_rq.api_stub.service import JsonBody, TheDoor
+from mlx_rq.api_stub.webhooks import check_target
+from mlx_rq.jobs.client.job import UNFINISHED, Job
+from mlx_rq.jobs.openai.priority import Priority
+from mlx_rq.jobs.openai.validation import kind_of
+from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
+
+router = APIRouter(tags=["jobs"])
+
+LONGEST_WAIT = 300.0
+_COME_AGAIN = {"retry-after": "1"}
+
+
+async def job_options(
+    priority: Priority = "default",
+    result_ttl: Annotated[int, Query(ge=1, lt=2**31)] = DEFAULT_RESULT_TTL,
+    timeout: Annotated[float | None, Query(gt=0, lt=2**31)] = None,
+    max_attempts: Annotated[int, Query(ge=1, le=100)] = DEFAULT_MAX_ATTEMPTS,
+    webhook: Annotated[str | None, Query(examples=["https://example.org/hook"])] = None,
+) -> JobOptions:
+    """Reads what a producer may say about a job beside its body."""
+    return JobOptions(priority, result_ttl, timeout, max_attempts, webhook=webhook)
+
+
+@router.post("/v1/jobs", status_code=202, openapi_extra=any_body())
+async def submit_job(
+    request: Request,
+    body: JsonBody,
+    door: TheDoor,
+    options: Annotated[JobOptions, Depends(job_options)],
+) -> JSONResponse:
+    """Put a job into the queue: `messages` make a chat, `prompt` a completion.
+
+    Answers at once with the job's id; `Location` says where its result will be. A `webhook` is
+    called with the job once that has ended.
+    """
+    if options.webhook is not None:
+        check_target(options.webhook, door.settings)
+    job = await door.submit(request, kind_of(body), body, options=options, any_model=True)
+    view = await run_in_threadpool(job_view, job, door.served)
+    return JSONResponse(view, 202, {"location": f"/v1/jobs/{job.id}", **_COME_AGAIN})
+
+
+JobId = Annotated[str, Path(examples=["0123456789abcdef0123456789abcdef"])]
+
+
+@router.get("/v1/jobs/{job_id}")
+async def get_job(
+    request: Request,
+    door: TheDoor,
+    job_id: JobId,
+    wait_seconds: Annotated[float, Query(alias="wait", ge=0, le=LONGEST_WAIT)] = 0.0,
+) -> Response:
+    """Tell a job's status, and its result once it has one; `?wait=30` waits for that."""
+    job = Job(job_id, door.redis_url)
+    view = await run_in_threadpool(job_view, job)
+    if wait_seconds and view["status"] in UNFINISHED:
+        await wait(request, door, job, wait_seconds)
+        view = await run_in_threadpool(job_view, job)
+    return JSONResponse(view, headers=_COME_AGAIN if view["status"] in UNFINISHED else None)
+
+
+@router.delete("/v1/jobs/{job_id}")
+async def cancel_job(door: TheDoor, job_id: JobId) -> JSONResponse:
+    """End a job without an answer. One that has ended already stays as it is."""
+    job = Job(job_id, door.redis_url)
+    await run_in_threadpool(job.cancel)
+    return JSONResponse(await run_in_threadpool(job_view, job))

@@ -1,0 +1,237 @@
+"""Takes a request's body to the queue. The way of every job through the door:
+
+`read_json` → `Door.submit` (kind, model, room, then `mlx_rq.jobs.client.submit`) → a job, on which
+an endpoint waits (`waiting.py`) or whose id it answers with.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from redis import Redis
+from starlette.concurrency import run_in_threadpool
+
+from mlx_rq.api_stub.batch_runner import BatchRunner
+from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.file_store import FileStore, lock_folder
+from mlx_rq.api_stub.metrics import Requests
+from mlx_rq.api_stub.middleware import OWNER
+from mlx_rq.api_stub.quota import Quota, Room
+from mlx_rq.api_stub.settings import Settings
+from mlx_rq.api_stub.webhooks import Webhooks
+from mlx_rq.jobs.client.job import Job
+from mlx_rq.jobs.client.submit import submit
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ANY_MODEL, Kind
+from mlx_rq.jobs.openai.surrogates import writable
+from mlx_rq.jobs.openai.validation import kind_of, validate
+from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
+from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.workers import live_workers
+
+logger = logging.getLogger("mlx_rq.api_stub")
+
+_DEFAULTS = JobOptions()
+
+_SERVING_SECONDS = 1.0
+"""How long the door goes by what it last saw the live workers serve."""
+
+_SWEEP_SECONDS = 60.0
+
+
+class Door:
+    """What the endpoints share: the settings, the way to Redis, files and batches, and counts.
+
+    Raises RequestError where another door uses the same data folder.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.redis_url = resolve_url(settings.redis_url)
+        self.requests = Requests()
+        self._quota = Quota(settings.jobs_per_key)
+        self._room = Room(settings.max_queued)
+        self._served: frozenset[str] = frozenset()
+        self._looked_at = float("-inf")
+        folder = settings.data_dir / "http"
+        self._lock = lock_folder(folder)
+        self.files = FileStore(folder / "files")
+        self.webhooks = Webhooks(settings, self.redis_url)
+        self.batches = BatchRunner(
+            folder / "batches", self.files, self.redis_url, self._is_batch_model
+        )
+
+    @property
+    def connection(self) -> Redis:
+        return connect(self.redis_url)
+
+    async def submit(
+        self,
+        request: Request,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        options: JobOptions = _DEFAULTS,
+        waits: bool = False,
+        any_model: bool = False,
+    ) -> Job:
+        """Puts a job into the queue under the request's Idempotency-Key, if it has one.
+
+        As at OpenAI, a body has to name its model, unless `any_model` will do.
+
+        Raises RequestError where the body is wrong, ApiError where no live worker serves the model
+        (an endpoint that `waits` never takes such a job) or too many jobs wait for it.
+        """
+        key = request.headers.get("idempotency-key") or None
+        if kind_of(body) != kind:
+            validate(kind, body)  # the field that tells its kind is missing
+        if body.get("model") is None and not any_model:
+            validate(kind, body)
+            raise RequestError(
+                f"Missing required parameter: 'model'. Every worker serves {ANY_MODEL!r}.",
+                code="missing_required_parameter",
+                param="model",
+            )
+        owner: str = request.scope["state"][OWNER]
+        return await run_in_threadpool(self._submit, body, options, waits, key, owner)
+
+    def _submit(
+        self,
+        body: Mapping[str, Any],
+        options: JobOptions,
+        waits: bool,
+        idempotency_key: str | None,
+        owner: str,
+    ) -> Job:
+        model = body.get("model")
+        if model is None or _is_text(model):  # else submit says what is wrong with it
+            with reachable(self.connection):
+                self.check_served(model or ANY_MODEL, waits=waits)
+                self._room.check(self.connection, model or ANY_MODEL)
+        with self._quota.place(self.connection, owner) as place:
+            job = submit(
+                body, idempotency_key=idempotency_key, redis_url=self.redis_url, **asdict(options)
+            )
+            place.job_id = job.id
+            return job
+
+    def check_served(self, model: str, *, waits: bool) -> None:
+        """Raises ApiError where no live worker serves the model and the job may not wait for one.
+
+        A worker that came a moment ago is seen, because a refusal is never taken from memory.
+        """
+        now = time.monotonic()
+        if model in self._served and now < self._looked_at + _SERVING_SECONDS:
+            return
+        workers = live_workers(self.connection)
+        self._served = frozenset(name for worker in workers for name in worker["serves"])
+        self._looked_at = now
+        if model in self._served or (self.settings.queue_unserved and not waits):
+            return
+        others = sorted(self._served - {ANY_MODEL})
+        served = f"Served now: {', '.join(others)}." if others else "No worker is alive."
+        raise ApiError(
+            404,
+            f"The model {model!r} does not exist here: no live worker serves it. {served}",
+            code="model_not_found",
+            param="model",
+        )
+
+    @property
+    def served(self) -> frozenset[str]:
+        """The models that live workers served when that was looked at last."""
+        return self._served
+
+    def _is_batch_model(self, model: str) -> bool:
+        with reachable(self.connection):
+            try:
+                self.check_served(model, waits=False)
+            except ApiError:
+                return False
+        return True
+
+    async def run(self) -> None:
+        """Runs batches, sends webhooks, and deletes expired files, until it is cancelled."""
+        self.batches.resume()
+        webhooks = asyncio.create_task(self.webhooks.run())
+        try:
+            while True:
+                await self._sweep()
+                await asyncio.sleep(_SWEEP_SECONDS)
+        finally:
+            webhooks.cancel()
+            self.batches.close()
+            self._lock.close()
+
+    async def _sweep(self) -> None:
+        """Deletes files and folders that nobody needs; what goes wrong is tried again later."""
+        for sweep in (self.files.sweep, self.batches.sweep):
+            try:
+                await run_in_threadpool(sweep)
+            except Exception:  # as a disk's error: that must not end the batches, which run on
+                logger.exception("Cleaning up the data folder failed")
+
+
+async def get_door(request: Request) -> Door:
+    """Finds the door of the app that serves a request.
+
+    Dependencies are coroutines: FastAPI would call each function in a thread.
+    """
+    door: Door = request.app.state.door
+    return door
+
+
+async def _get_files(request: Request) -> FileStore:
+    return (await get_door(request)).files
+
+
+async def _get_batches(request: Request) -> BatchRunner:
+    return (await get_door(request)).batches
+
+
+TheDoor = Annotated[Door, Depends(get_door)]
+TheFiles = Annotated[FileStore, Depends(_get_files)]
+TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """Reads the body as a JSON object; raises ApiError or RequestError where it is none.
+
+    Only `application/json`: a web page can send other types from a browser without asking.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(
+            415,
+            f"Unsupported content type: {media_type or 'none'!r}. Send application/json.",
+            code="unsupported_media_type",
+        )
+    try:
+        body = json.loads(await request.body(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"We could not parse the JSON body of your request: {error}.", code="invalid_json"
+        ) from None
+    if not isinstance(body, dict):
+        raise RequestError(
+            "Invalid body: expected an object, but got another JSON value instead.",
+            code="invalid_type",
+        )
+    return body
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+JsonBody = Annotated[dict[str, Any], Depends(read_json)]
+
+
+def _is_text(value: Any) -> bool:
+    """Tells whether a value is text that can be written."""
+    return isinstance(value, str) and writable(value) is value

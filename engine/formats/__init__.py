@@ -1,0 +1,1 @@
+"""How model families write tool calls and reasoning, and how that is read back."""

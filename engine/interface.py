@@ -1,0 +1,115 @@
+"""The seam between the life of a job and the making of tokens.
+
+The worker knows an engine only by this protocol, so that tests put a fake behind it which answers
+slowly, wrongly, or not at all.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mlx_rq.jobs.openai.requests import JobRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job as the engine sees it: an id, a validated request, and how urgent it is.
+
+    A smaller `rank` is generated first. `submitted_at` is Unix time, None where nobody knows.
+    """
+
+    id: str
+    request: JobRequest
+    rank: int = 0
+    submitted_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ended: the response object, or `{"error": …}`."""
+
+    id: str
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What one choice of a task has said so far, as far as its end will not take it back."""
+
+    choice: int
+    reasoning: str = ""
+    content: str = ""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine has computed since it started: counts of tokens, seconds of time."""
+
+    tasks: int = 0
+    prompt_tokens: int = 0
+    distinct_tokens: int = 0
+    prefilled_tokens: int = 0
+    positions_computed: int = 0
+    decoded_tokens: int = 0
+    decode_steps: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    rows_put_back: int = 0
+    rows_sharing: int = 0
+    """Rows that referred to the KV of a trunk instead of copying it."""
+    trunks_held: int = 0
+    trunk_bytes: int = 0
+    trunks_evicted: int = 0
+
+
+class Engine(Protocol):
+    """Turns tasks into outcomes, many at a time. Used from one thread only."""
+
+    @property
+    def model_id(self) -> str:
+        """What clients call the model."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model and the versions that answer."""
+
+    @property
+    def trunk_sharing(self) -> str:
+        """Says whether rows refer to the KV of shared prefixes or copy it, and why."""
+
+    @property
+    def totals(self) -> Totals: ...
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that hold no place in the batch yet."""
+
+    @property
+    def running(self) -> int:
+        """Tasks of which a row is in the batch."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the batch has room for."""
+
+    @property
+    def aboard(self) -> Collection[str]:
+        """Ids of the tasks that the next step computes for: those at fault, should it abort."""
+
+    def throttle(self, share: float) -> None:
+        """Uses only a part (0 to 1) of the rows and the memory that there are, from now on."""
+
+    def add(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Takes tasks in; returns the outcomes of those that can never be generated."""
+
+    def step(self) -> list[Outcome]:
+        """Does a bounded piece of work and returns the tasks that ended by it."""
+
+    def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
+        """Tells what tasks have said so far; those that have said nothing, or ended, are left out.
+
+        Costs nothing for other tasks.
+        """
+
+    def cancel(self, task_id: str) -> None:
+        """Forgets a task, waiting or running. Does nothing where it is unknown."""

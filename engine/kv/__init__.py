@@ -1,0 +1,1 @@
+"""The prefix cache: KV of shared prefixes, computed once and held once."""

@@ -1,0 +1,1 @@
+"""Loading models, and measuring what suits them on this machine."""

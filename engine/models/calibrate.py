@@ -1,0 +1,143 @@
+"""Finds how many rows a model decodes at once before more rows give little more.
+
+Measured once for each model and machine, and kept: a short trial of decode steps over 4, 8, 16 …
+rows. The smallest batch is taken from which doubling gives less than a fifth more tokens a second.
+So is the length from which a trunk is better held once than copied into the rows on it.
+"""
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, standing
+from mlx_rq.engine.models.load import LoadedModel, models_dir
+
+logger = logging.getLogger("mlx_rq.engine")
+
+SMALLEST = 4
+"""A batch costs little where it gains little, and a trial on a busy machine may show no gain."""
+LARGEST = 64
+_WORTH = 1.2
+_STEPS = 3
+
+_SHARING_ROWS = 4
+_SHARING_TOKENS = (64, 128, 256, 512, 1024)
+"""Rows and lengths of the trunks with which sharing is tried; longer ones take too much memory."""
+
+
+def batch_rows(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
+    """Says how many rows to decode together: what was measured before, else measures."""
+    return _once(model, "", measure_rows, "rows decode together best", cache_dir)
+
+
+def share_from(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
+    """Says from how many tokens times rows on to share a trunk, likewise."""
+    what = "tokens, times rows, make a trunk worth sharing"
+    return _once(model, " share_from", measure_share_from, what, cache_dir)
+
+
+def _once(
+    model: LoadedModel,
+    kind: str,
+    measure: Callable[[Module], int],
+    what: str,
+    cache_dir: Path | None,
+) -> int:
+    file = models_dir(cache_dir).parent / "batch.json"
+    key = f"{model.fingerprint} {platform.node()} {mx.default_device()}{kind}"
+    known = _read(file)
+    if key not in known:
+        known[key] = measure(model.model)
+        _write(file, known)
+        logger.info("measured: %d %s", known[key], what)
+    return known[key]
+
+
+def measure_rows(model: Module) -> int:
+    """Times decode steps over more and more rows and returns the best number."""
+    rows = SMALLEST
+    speed = rows / _step_seconds(model, rows)
+    while rows < LARGEST:
+        doubled = 2 * rows / _step_seconds(model, 2 * rows)
+        if doubled < _WORTH * speed:
+            return rows
+        rows, speed = 2 * rows, doubled
+    return rows
+
+
+def _step_seconds(model: Module, rows: int) -> float:
+    """The quickest of a few decode steps, as somebody else may use the machine too."""
+    caches = make_prompt_cache(model)
+    tokens = mx.zeros((rows, 1), dtype=mx.int32)
+    mx.eval(model(tokens, cache=caches))
+    return min(_seconds(model, tokens, caches) for _ in range(_STEPS))
+
+
+def measure_share_from(model: Module) -> int:
+    """Times decode steps on longer and longer trunks, shared and copied; says where sharing wins.
+
+    In tokens times rows. Where the model cannot share, or nothing was found, errs on copies' side.
+    """
+    sharing = Sharing(model)
+    try:
+        for tokens in _SHARING_TOKENS if sharing.on else ():
+            shared, copied = _seconds_on_trunk(model, tokens)
+            if shared <= copied:
+                return _SHARING_ROWS * tokens
+    finally:
+        sharing.remove()
+    return 2 * _SHARING_ROWS * _SHARING_TOKENS[-1]
+
+
+def _seconds_on_trunk(model: Module, tokens: int) -> tuple[float, float]:
+    """Times a decode step of rows that share a trunk, and one of rows that copy it."""
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+    for cache in filter(can_share, caches):  # long ones need not be computed: only time counts
+        cache.keys = mx.repeat(cache.keys[:, :, :1], tokens, axis=2)
+        cache.values = mx.repeat(cache.values[:, :, :1], tokens, axis=2)
+        cache.offset = tokens
+    trunk, _ = frozen(caches)
+    ways = [
+        [layer.merge([layer] * _SHARING_ROWS) for layer in standing(trunk, levels)]
+        for levels in (1, 0)
+    ]
+    inputs = mx.zeros((_SHARING_ROWS, 1), dtype=mx.int32)
+    # In turn, so that what else the machine does hits both; the first round is to warm up.
+    rounds = [[_seconds(model, inputs, way) for way in ways] for _ in range(1 + _STEPS)][1:]
+    shared, copied = (min(times) for times in zip(*rounds, strict=True))
+    return shared, copied
+
+
+def _seconds(model: Module, tokens: mx.array, caches: list[Any]) -> float:
+    """The time of one step."""
+    started = time.perf_counter()
+    mx.eval(model(tokens, cache=caches))
+    return time.perf_counter() - started
+
+
+def _read(file: Path) -> dict[str, int]:
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(file: Path, known: dict[str, int]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f"{file.name}.{os.getpid()}")
+        new.write_text(json.dumps(known, indent=1))
+        new.replace(file)
+    except OSError as error:
+        logger.warning("the measured batch size could not be kept: %s", error)

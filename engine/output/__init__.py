@@ -1,0 +1,1 @@
+"""What a finished, or unfinished, sequence becomes in OpenAI's shapes."""

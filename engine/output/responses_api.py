@@ -1,0 +1,91 @@
+"""Turns the finished row of a responses task into OpenAI's Response object."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mlx_rq.engine.output.logprobs import chat_logprobs
+from mlx_rq.engine.scheduling.sequence import Row
+from mlx_rq.engine.structured.output_format import Reading, tool_calls
+from mlx_rq.engine.text.token_bytes import Spelling
+from mlx_rq.jobs.openai.response_object import response_object
+from mlx_rq.jobs.openai.responses import ResponsesRequest
+
+
+def response_of(
+    request: ResponsesRequest,
+    row: Row,
+    reading: Reading,
+    spelling: Spelling,
+    *,
+    model: str,
+    usage: Mapping[str, Any],
+    submitted_at: float | None,
+) -> dict[str, Any]:
+    """Writes the Response object: reasoning, message and function calls are items of their own.
+
+    An answer that its budget cut off is `incomplete`, and so is the last item of it.
+    """
+    now = time.time()
+    cut = row.finish_reason == "length"
+    output = _items(request, row, reading, spelling)
+    if cut and output:
+        output[-1]["status"] = "incomplete"
+    return response_object(
+        request,
+        row.task_id,
+        status="incomplete" if cut else "completed",
+        model=model,
+        created_at=now if submitted_at is None else submitted_at,
+        completed_at=None if cut else now,
+        output=output,
+        usage=usage,
+    )
+
+
+def _items(
+    request: ResponsesRequest, row: Row, reading: Reading, spelling: Spelling
+) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if reading.reasoning is not None:
+        items.append(_reasoning(request, row.task_id, reading.reasoning))
+    unsaid = bool(reading.calls) or (bool(items) and row.finish_reason == "length")
+    if reading.content or not unsaid:
+        logprobs = chat_logprobs(row, spelling)["content"] if request.wants_logprobs else []
+        part = {
+            "type": "output_text",
+            "text": reading.content or "",
+            "annotations": [],
+            "logprobs": logprobs,
+        }
+        items.append(
+            {
+                "id": f"msg_{row.task_id}",
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [part],
+            }
+        )
+    items += [
+        {
+            "id": call["id"].replace("call_", "fc_", 1),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            **call["function"],
+        }
+        for call in tool_calls(reading, row.task_id, row.index)
+    ]
+    return items
+
+
+def _reasoning(request: ResponsesRequest, task_id: str, text: str) -> dict[str, Any]:
+    summary = request.reasoning and request.reasoning.summary
+    return {
+        "id": f"rs_{task_id}",
+        "type": "reasoning",
+        "status": "completed",
+        "summary": [{"type": "summary_text", "text": text}] if summary else [],
+        "content": [{"type": "reasoning_text", "text": text}],
+    }

@@ -1,0 +1,1 @@
+"""Requests become token ids."""

@@ -1,0 +1,215 @@
+"""Turns a request into prompt token ids, one list for each prompt.
+
+Chats go through the model's own chat template. Where the template refuses a conversation (no system
+role, strict alternation of user and assistant), the conversation is folded as the model's users do:
+system text goes in front of the first user turn, and neighbouring turns of one role are joined. A
+model without a template gets a plain transcript:
+
+    System: …
+
+    User: …
+
+    Assistant:
+
+Texts of a chat never become control tokens (`engine/text/special_tokens.py`); a completion's prompt
+may be written with them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from mlx_rq.engine.formats.model_format import Dialect, describe_tools, dialect_of, spell_out_calls
+from mlx_rq.engine.prompts.infill import infill
+from mlx_rq.engine.text.special_tokens import guard_for
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.messages import AssistantMessage, Message, joined
+from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
+
+_PLAIN_ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+
+
+def render(
+    request: Request,
+    tokenizer: TokenizerWrapper,
+    vocabulary: int,
+    dialect: Dialect | None = None,
+) -> list[list[int]]:
+    """Gives the prompts of a request as token ids; chats have one, completions one or more.
+
+    Raises RequestError where the template refuses the conversation, a token id, be it a text's, is
+    outside of the vocabulary, or a prompt comes to no token at all.
+    """
+    if isinstance(request, ChatRequest):
+        dialect = dialect or dialect_of(tokenizer)
+        prompts, param = [_render_chat(request, tokenizer, dialect)], "messages"
+    else:
+        prompts, param = _render_completion(request, tokenizer), "prompt"
+    for prompt in prompts:
+        if not prompt:
+            raise RequestError(
+                f"Invalid '{param}': it comes to no token at all for this model.",
+                code="invalid_value",
+                param=param,
+            )
+        if (highest := max(prompt)) >= vocabulary:
+            # A tokenizer may have more tokens than the model: those of images, for example.
+            spelled = f" ({tokenizer.decode([highest])!r})" if highest < len(tokenizer) else ""
+            raise RequestError(
+                f"Invalid '{param}': token id {highest}{spelled} is outside of the model's "
+                f"vocabulary of {vocabulary} tokens (0 to {vocabulary - 1}).",
+                code="integer_above_max_value",
+                param=param,
+            )
+    return prompts
+
+
+def _render_completion(request: CompletionRequest, tokenizer: TokenizerWrapper) -> list[list[int]]:
+    # Texts with the special tokens that the model's tokenizer adds by itself (BOS), if any.
+    prompts = [list(tokenizer.encode(p) if isinstance(p, str) else p) for p in request.prompts]
+    if request.suffix:
+        return [infill(prompt, request.suffix, tokenizer) for prompt in prompts]
+    return prompts
+
+
+def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dialect) -> list[int]:
+    messages = [_plain(message) for message in request.messages]
+    if not dialect.native_tools:
+        messages = _with_tools_in_words(messages, request)
+    tools, options = _tools(request), _options(request)
+    guard = guard_for([messages, tools, options], tokenizer)
+    messages, tools = guard.protect(messages), guard.protect(tools)
+    if tokenizer.has_chat_template:
+        text = _apply_template(messages, tools, guard.protect(options), tokenizer)
+    else:
+        text = _transcript(messages)
+    # The template writes its own special tokens.
+    return guard.encode(text, tokenizer)
+
+
+def _with_tools_in_words(
+    messages: Sequence[dict[str, Any]], request: ChatRequest
+) -> list[dict[str, Any]]:
+    """Tells a model whose template knows no tools about them: in its system message."""
+    spelled = [spell_out_calls(message) for message in messages]
+    if not request.tools:
+        return spelled
+    words = describe_tools(_tools(request))
+    if spelled[0]["role"] != "system":
+        return [{"role": "system", "content": words}, *spelled]
+    content = "\n\n".join(filter(None, [spelled[0]["content"], words]))
+    return [{**spelled[0], "content": content}, *spelled[1:]]
+
+
+def _tools(request: ChatRequest) -> list[dict[str, Any]]:
+    """Writes the tools as templates expect them; all of them, so that prefixes stay the same."""
+    return [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Writes a message as templates expect it: content as one string, arguments as objects."""
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": joined(message.content)}
+    if isinstance(message, AssistantMessage):
+        if message.refusal and not plain["content"]:
+            plain["content"] = message.refusal
+        if reasoning := message.reasoning_content or message.reasoning:
+            plain["reasoning_content"] = reasoning
+        if message.tool_calls:
+            plain["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _arguments(call.function.arguments),
+                    },
+                }
+                for call in message.tool_calls
+            ]
+    elif message.role == "tool":
+        plain["tool_call_id"] = message.tool_call_id
+        return plain
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def _arguments(text: str) -> Any:
+    """Templates want an object; a model's broken arguments stay the text that they were."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _options(request: ChatRequest) -> dict[str, Any]:
+    """Gives the variables that the template gets beside messages and tools."""
+    options = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", request.reasoning_effort)
+        options.setdefault("enable_thinking", request.reasoning_effort != "none")
+    return options
+
+
+def _apply_template(
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+    tokenizer: TokenizerWrapper,
+) -> str:
+    # A last message of the assistant's is the beginning of the answer: the model goes on from it.
+    continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    given = {**options, "tools": tools} if tools else options
+
+    def apply(conversation: Sequence[dict[str, Any]]) -> str:
+        text = tokenizer.apply_chat_template(
+            list(conversation),
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            **given,
+        )
+        return str(text)
+
+    try:
+        return apply(messages)
+    except Exception as refusal:  # a template is a program of somebody else's
+        try:
+            return apply(_folded(messages))
+        except Exception:
+            raise RequestError(
+                f"Invalid 'messages': the model's chat template refuses them: {refusal}.",
+                code="invalid_value",
+                param="messages",
+            ) from None
+
+
+def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Moves system text into the first user turn and joins neighbouring turns of one role."""
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        if turns and turns[-1]["role"] == message["role"] and message["role"] != "tool":
+            joined = "\n\n".join(filter(None, [turns[-1]["content"], message["content"]]))
+            turns[-1] = {**turns[-1], **message, "content": joined}
+        else:
+            turns.append(message)
+    if system:
+        if not turns or turns[0]["role"] != "user":
+            turns.insert(0, {"role": "user", "content": ""})
+        first = "\n\n".join(filter(None, [*system, turns[0]["content"]]))
+        turns[0] = {**turns[0], "content": first}
+    return turns
+
+
+def _transcript(messages: Sequence[dict[str, Any]]) -> str:
+    """Writes the plain transcript for a model without a template (see the module)."""
+    lines = [f"{_PLAIN_ROLES[message['role']]}: {message['content']}" for message in messages]
+    if messages[-1]["role"] != "assistant":
+        lines.append("Assistant:")
+    return "\n\n".join(lines)

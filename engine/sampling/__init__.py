@@ -1,0 +1,1 @@
+"""Logits become tokens, each sequence by its own parameters."""

@@ -1,0 +1,96 @@
+"""Chooses the next token of every row of a batch in one call.
+
+Each row brings its own parameters, its own random stream and what it has written so far; the
+arithmetic runs over all rows at once, because one sampler call a row costs more than the rest of a
+step. The order is vLLM's: constraints, then penalties and biases (`adjust`), then temperature and
+the filters (`draw`).
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from mlx_rq.engine.sampling.draw import LARGEST_DRAW, draw
+from mlx_rq.engine.sampling.params import SamplingParams
+from mlx_rq.engine.sampling.penalties import Adjustment, adjust
+from mlx_rq.engine.structured.constraint import Constraint, mask
+
+
+@dataclass(eq=False, slots=True)
+class RowSampler:
+    """One row's parameters with what changes as it goes: random stream, history, constraint.
+
+    It stands in a batch where mlx-lm keeps a row's sampler, so that it moves with the row.
+    """
+
+    params: SamplingParams
+    seed: str
+    prompt: Sequence[int] = ()
+    end_tokens: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens are told beside each chosen one; None for no logprobs."""
+    drawn: int = 0
+    adjustment: Adjustment | None = field(init=False, default=None)
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rewind(())
+
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """Goes back to where these tokens were generated: a row that was put back goes on there.
+
+        The batch computes one token ahead; that one's draw is undone.
+        """
+        self._random = random.Random(self.seed)
+        self.drawn = len(tokens)
+        if not self.params.greedy:
+            for _ in tokens:
+                self.draw()
+        if self.params.adjusts:
+            self.adjustment = Adjustment(self.params, self.prompt, self.end_tokens)
+            for token in tokens[:-1]:  # the last one is taken in by the next step, as ever
+                self.adjustment.count(token)
+
+    def draw(self) -> float:
+        """Takes the row's next random number, below 1."""
+        return min(self._random.random(), LARGEST_DRAW)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the next token depends on which ones were chosen, beside the logits."""
+        return self.constraint is not None or self.adjustment is not None
+
+    def take(self, token: int) -> None:
+        """Takes in the last token, where the row chose it and has not taken it in yet.
+
+        Else it is the last token of the prompt, or one from before the row was put back.
+        """
+        if self.constraint is not None and self.constraint.taken < self.drawn:
+            self.constraint.accept(token)
+        if self.adjustment is not None and self.adjustment.counted < self.drawn:
+            self.adjustment.count(token)
+
+
+def choose(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) -> mx.array:
+    """Chooses the next token of each row: logits [rows, vocabulary] to token ids [rows].
+
+    `last_tokens` [rows] are what the rows chose last. Nothing is computed yet when it returns (MLX
+    is lazy), but where rows remember what they chose the forward pass was launched, and while it
+    runs, the last tokens (which were computed before it) are read and masks and penalties made.
+    The rows' random streams have moved on.
+    """
+    if any(row.remembers for row in rows):
+        mx.async_eval(logits)
+        tokens: list[int] = last_tokens.tolist()  # type: ignore[assignment]
+        for row, token in zip(rows, tokens, strict=True):
+            row.take(token)
+    logits = mask(logits, [row.constraint for row in rows]).astype(mx.float32)
+    logits = adjust(logits, [row.adjustment for row in rows])
+    randoms = [0.0 if row.params.greedy else row.draw() for row in rows]
+    chosen = draw(logits, [row.params for row in rows], randoms)
+    for row in rows:
+        row.drawn += 1
+    return chosen.astype(mx.uint32)

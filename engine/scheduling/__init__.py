@@ -1,0 +1,1 @@
+"""Which sequences wait, which run, and what each step computes."""

@@ -1,0 +1,152 @@
+"""How much memory KV takes, and how much of it there is."""
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_rq.engine.kv.prefix_cache import Key, Trunk, Trunks
+from mlx_rq.engine.kv.sharing import can_share
+from mlx_rq.engine.scheduling.sequence import Row
+from mlx_rq.jobs.openai.errors import RequestError
+
+_SHARE = 0.8
+"""The part of what the weights leave free that KV may take; the rest is for activations."""
+
+_CPU_SHARE = 0.5
+"""On a CPU, where the memory is everybody's, KV and weights together take at most half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCost:
+    """What one row costs, in bytes: for each token that it holds, and however short it is."""
+
+    per_token: int
+    per_row: int
+    shareable: int = 0
+    """The part of `per_token` that a row does not hold itself for tokens of a shared trunk."""
+
+    def bytes(self, rows: int, tokens: int, own: int | None = None) -> int:
+        """The cost of rows of `tokens` tokens, padding included; `own` are not a shared trunk's."""
+        shared = 0 if own is None else tokens - own
+        return rows * (self.per_row + tokens * self.per_token - shared * self.shareable)
+
+
+def measure_kv(model: Module) -> KVCost:
+    """Measures a model's KV by computing one token with it."""
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+    per_token = per_row = shareable = 0
+    for cache in _leaves(caches):
+        keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
+        if isinstance(keys, mx.array) and isinstance(values, mx.array):
+            # A cache allocates many slots at once. A rotating one stops growing at its window; its
+            # rows are taken for longer than they are, which errs on the safe side.
+            size = (keys.nbytes + values.nbytes) // keys.shape[2]
+            per_token += size
+            shareable += size if can_share(cache) and cache in caches else 0
+        else:
+            per_row += cache.nbytes
+    return KVCost(per_token, per_row, shareable)
+
+
+def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
+    for cache in caches:
+        inner = getattr(cache, "caches", None)
+        if inner is None:
+            yield cache
+        else:
+            yield from _leaves(inner)
+
+
+def default_kv_bytes(model: Module) -> int:
+    """Says how many bytes trunks and rows together may take on this machine beside the weights."""
+    parameters: Any = tree_flatten(model.parameters())
+    weights = sum(array.nbytes for _, array in parameters)
+    if mx.metal.is_available():
+        limit = int(mx.device_info()["max_recommended_working_set_size"])
+        room = _SHARE * (limit - weights)
+    else:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        room = _CPU_SHARE * physical - weights
+    return max(int(room), 64 * 1024**2)
+
+
+class KVBudget:
+    """Says which rows fit: KV of trunks and rows together stays within a number of bytes.
+
+    Without one, it is what the machine has room for. `reserve` tokens of a row's answer count at
+    its admission.
+    """
+
+    def __init__(self, model: Module, nbytes: int | None, reserve: int) -> None:
+        self.cost = measure_kv(model)
+        self.nbytes = nbytes or default_kv_bytes(model)
+        self.share = 1.0
+        """The part of the bytes that is used, by rows that could also wait."""
+        self._reserve = reserve
+
+    def check(self, rows: Iterable[Row]) -> None:
+        """Raises RequestError for a row whose prompt alone is too large."""
+        for row in rows:
+            least = self.cost.bytes(1, len(row.prompt) + 1)
+            if least > self.nbytes:
+                raise RequestError(
+                    f"The KV of the prompt's {len(row.prompt)} tokens takes {least:,} bytes; this "
+                    f"worker keeps {self.nbytes:,} (--kv-budget). Reduce the prompt.",
+                    code="context_length_exceeded",
+                )
+
+    def fitting(
+        self,
+        running: Collection[Row],
+        more: Iterable[Row],
+        trunks: Trunks,
+        keep: frozenset[Key],
+        shared: Trunk | None = None,
+    ) -> int:
+        """Counts the rows for which there is memory beside those that run.
+
+        They are to refer to the trunk `shared`, one of those to `keep`; of the other trunks, those
+        that no row refers to are evicted for them.
+        """
+        sizes = [(self._reserved(row), row.shared_tokens) for row in running]
+        shared_tokens = 0 if shared is None else shared.depth
+        count = 0
+        for row in more:
+            sizes.append((self._reserved(row), shared_tokens))
+            room = int(self.share * self.nbytes) - self._needed(sizes)
+            if not trunks.shrink(room, keep=keep, in_use=referred_to(running)):
+                break
+            count += 1
+        return count
+
+    def _reserved(self, row: Row) -> int:
+        return len(row.tokens) + min(row.remaining, self._reserve)
+
+    def _needed(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Bytes of rows, each given as its tokens, and those of them that are a shared trunk's."""
+        longest = max(tokens for tokens, _ in sizes)
+        own = max(tokens - shared for tokens, shared in sizes)
+        return self.cost.bytes(len(sizes), longest, own)
+
+    def outgrown(self, running: Collection[Row], trunks: Trunks) -> bool:
+        """Tells whether rows that run have to make room, though every trunk were evicted.
+
+        One alone may always go on.
+        """
+        if len(running) <= 1:
+            return False
+        sizes = [(len(row.prompt) + len(row.text.tokens) + 1, row.shared_tokens) for row in running]
+        room = int(self.share * self.nbytes) - self._needed(sizes)
+        return not trunks.shrink(room, keep=frozenset(), in_use=referred_to(running))
+
+
+def referred_to(rows: Iterable[Row]) -> list[Trunk]:
+    """Gives the trunks whose KV rows refer to, one for each row that does."""
+    return [row.shared for row in rows if row.shared is not None]

@@ -1,0 +1,139 @@
+"""mlx-lm's BatchGenerator with some things of our own.
+
+- All rows are sampled in one call (`sampling.choose`), each by its own parameters. The stock step
+  calls one sampler a row and normalises logits that nobody reads.
+- Logprobs are of the model's own distribution, for the rows that ask.
+- Rows may be constrained: one masking op for all of them, made while the forward pass runs.
+- A finished row gives up its KV at once: the stock response carries the row's cache, and keeping
+  such responses keeps every trunk that they were copied from.
+- Rows may refer to a trunk whose KV the batch then holds once (`shared_cache`); all rows of a batch
+  have caches of that kind then, also those on no trunk.
+- It says when it could take a cohort, so that the loop admits rows together, not one by one.
+
+Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import (
+    BatchGenerator,
+    GenerationBatch,
+    PromptProcessingBatch,
+    StopSequences,
+)
+from mlx_lm.generate_utils import BatchCounters
+from mlx_lm.sample_utils import greedy_sampler
+
+from mlx_rq.engine.kv.sharing import Caches, row_caches
+from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
+from mlx_rq.engine.sampling.sampler import RowSampler, choose
+
+
+class _DecodeBatch(GenerationBatch):
+    """Rows that decode together; their samplers are RowSamplers."""
+
+    samplers: list[RowSampler]  # type: ignore[assignment]
+    _next_logprobs: list[Pending | None]
+
+    def _step(self) -> tuple[list[int], list[TokenLogprobs | None]]:  # type: ignore[override]
+        """Launches the next step, then reads the tokens of this one while it runs."""
+        inputs: mx.array = self._next_tokens
+        self._current_tokens: Any = inputs
+        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        self._next_tokens = choose(logits, self.samplers, inputs)
+        mx.async_eval(self._next_tokens)
+        measured, self._next_logprobs = (
+            self._next_logprobs,
+            measure(logits, self._next_tokens, self.samplers),
+        )
+        tokens: list[int] = inputs.tolist()  # type: ignore[assignment]
+        for row, token in zip(self.tokens, tokens, strict=True):
+            row.append(token)
+        return tokens, read(measured)
+
+    def extract_cache(self, idx: int) -> list[Any]:
+        """Gives no cache with a finished row: nobody continues it."""
+        return []
+
+
+class _PromptBatch(PromptProcessingBatch):
+    """Rows whose prompts are being prefilled; they go on as a _DecodeBatch."""
+
+    def generate(self, tokens: list[list[int]]) -> _DecodeBatch:
+        if any(len(row) > 1 for row in tokens):
+            self.prompt([row[:-1] for row in tokens])
+        batch = _DecodeBatch(
+            self.model,
+            self.uids,
+            mx.array([row[-1] for row in tokens], dtype=mx.uint32),
+            self.prompt_cache,
+            self.tokens,
+            self.samplers,
+            self.fallback_sampler,
+            self.logits_processors,
+            self.stop_sequences,
+            self.max_tokens,
+        )
+        self.uids, self.prompt_cache, self.tokens = [], [], []
+        self.samplers, self.logits_processors = [], []
+        self.stop_sequences, self.max_tokens = [], []
+        return batch
+
+
+class RowGenerator(BatchGenerator):
+    """Generates up to `rows` rows at once. See the module for what differs from the stock class."""
+
+    def __init__(
+        self,
+        model: Module,
+        *,
+        rows: int,
+        prefill_step: int,
+        counters: BatchCounters,
+        share: bool = False,
+    ) -> None:
+        """With `share`, rows may stand on trunks that they refer to (see `shared_trunk`)."""
+        super().__init__(
+            model,
+            completion_batch_size=rows,
+            prefill_batch_size=rows,
+            prefill_step_size=prefill_step,
+        )
+        self._counters = counters  # the caller's: seconds and steps
+        self._share = share
+        self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, prefill_step)
+        self._generation_batch = _DecodeBatch.empty(model, greedy_sampler)
+
+    def insert_rows(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        samplers: Sequence[RowSampler],
+        max_tokens: Sequence[int],
+        end_tokens: Sequence[frozenset[int]],
+        caches: Caches | None,
+    ) -> list[int]:
+        """Adds rows that are to be prefilled together; returns their uids.
+
+        `prompts` are the tokens that `caches` do not hold yet, at least one each. All rows go on
+        from the same ones, which are only read.
+        """
+        if caches is None:  # all rows of a batch have caches of one kind, else they do not merge
+            caches = row_caches(self.model, share=self._share)
+        stops = {ends: StopSequences([(token,) for token in ends]) for ends in {*end_tokens}}
+        uids: list[int] = self.insert(
+            list(prompts),
+            max_tokens=list(max_tokens),
+            caches=[caches] * len(prompts),
+            samplers=list(samplers),  # type: ignore[arg-type]
+            stop_sequences=[stops[ends] for ends in end_tokens],
+        )
+        return uids
+
+    @property
+    def prefilling(self) -> int:
+        """Rows inserted whose first token is not decided yet."""
+        return len(self._unprocessed_sequences) + len(self._prompt_batch)

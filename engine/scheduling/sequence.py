@@ -1,0 +1,240 @@
+"""Turns a task into rows: one for each choice that is to be generated."""
+
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from mlx_rq.engine.interface import Task
+from mlx_rq.engine.kv.prefix_cache import Trunk
+from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.prompts.render import render
+from mlx_rq.engine.prompts.truncation import fitted
+from mlx_rq.engine.sampling.logprobs import PromptScore, TokenLogprobs
+from mlx_rq.engine.sampling.params import SamplingParams
+from mlx_rq.engine.sampling.sampler import RowSampler
+from mlx_rq.engine.structured.constraint import Constraint
+from mlx_rq.engine.structured.output_format import Form, Forms, Reading
+from mlx_rq.engine.text.detokenizer import RowText
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
+from mlx_rq.jobs.openai.responses_to_chat import generated
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One choice of one task: its prompt, how it chooses, what it has generated."""
+
+    task_id: str
+    rank: int
+    index: int
+    prompt: list[int]
+    budget: int
+    sampler: RowSampler
+    end_tokens: frozenset[int]
+    text: RowText
+    form: Form
+    duplicate_key: Hashable | None
+    prompt_index: int = 0
+    cached_tokens: int = 0
+    depth: int = 0
+    """Tokens of the trunk that it stands on."""
+    shared: Trunk | None = None
+    """The trunk whose KV it refers to; what it holds none of itself."""
+    finish_reason: str | None = None
+    score: PromptScore | None = None
+    """The logprobs of the prompt itself, where they are to be echoed; its choices share it."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each token of the text, for rows that ask."""
+    since: float = 0.0
+    """When it came in (seconds of the engine's clock)."""
+    counted: bool = False
+    """Whether a plan has counted its tokens already."""
+    twins: "list[Row]" = field(default_factory=list)
+    """Rows whose answer is this row's, since they ask the very same."""
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What keeps the row to its form, from `start` on."""
+        return self.sampler.constraint
+
+    def start(self) -> None:
+        """Gives the row its constraint; waits where the grammar is not compiled yet.
+
+        Raises RequestError where it cannot be compiled.
+        """
+        self.sampler.constraint = self.form.start(self.budget)
+
+    def add(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
+        """Takes in a token of the answer; returns whether the answer is complete with it."""
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        stopped = self.text.add(token)
+        return stopped or (self.constraint is not None and self.constraint.done)
+
+    def answer_as(self, other: "Row") -> None:
+        """Takes another row's answer for this row's."""
+        self.text, self.finish_reason = other.text, other.finish_reason
+        self.logprobs = other.logprobs
+        self.sampler.constraint = other.constraint
+
+    def read(self) -> Reading:
+        """Takes the finished text apart and validates it; raises InvalidAnswer."""
+        text, reason = self.text.finish(), self.finish_reason or "stop"
+        return self.form.read(text, reason, self.constraint, self.budget)
+
+    @property
+    def tokens(self) -> list[int]:
+        """What must be prefilled: the prompt, and what it had generated before it was put back."""
+        return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
+
+    def prompt_text(self, request: CompletionRequest) -> str:
+        """The row's prompt as it was sent; of token ids, the text."""
+        sent = request.prompts[self.prompt_index]
+        return sent if isinstance(sent, str) else self.text.decode(sent)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to compute for it."""
+        return self.finish_reason is not None and (self.score is None or self.score.done)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens whose KV it refers to."""
+        return 0 if self.shared is None else self.shared.depth
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that it may still generate."""
+        return self.budget - len(self.text.tokens)
+
+
+def rows_of(task: Task, model: LoadedModel, forms: Forms, *, now: float) -> list[Row]:
+    """Renders a task's prompts and makes its rows, in the order of the choices.
+
+    Raises RequestError where a prompt does not fit the context, or cannot be rendered, or the
+    model cannot give the answer the form that is asked for.
+    """
+    request = _request_of(task, model, forms)
+    params = _sampling(request, model.vocab_size)
+    prompts = render(request, model.tokenizer, model.vocab_size, forms.dialect)
+    rows = []
+    for prompt_index, prompt in enumerate(prompts):
+        budget = _budget(request, len(prompt), model.context_length)
+        form = forms.form_of(request, prompt, budget_field=task.request.BUDGET_FIELD)
+        score = _score(request, model, prompt)
+        for choice in range(request.generated):
+            index = prompt_index * request.generated + choice
+            row = _row(task, request, model, form, params, prompt, index, budget)
+            row.prompt_index, row.score, row.since = prompt_index, score, now
+            rows.append(row)
+    return rows
+
+
+def _request_of(task: Task, model: LoadedModel, forms: Forms) -> Request:
+    """Gives what a task generates from, shortened to the context where it may be."""
+    request = generated(task.request)
+    if isinstance(request, ChatRequest) and getattr(task.request, "truncation", None) == "auto":
+        return fitted(request, model, forms.dialect)
+    return request
+
+
+def _score(request: Request, model: LoadedModel, prompt: list[int]) -> PromptScore | None:
+    """What is to measure a prompt's own tokens; None where nobody asks."""
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        return PromptScore(model.model, prompt, request.logprobs)
+    return None
+
+
+def _row(
+    task: Task,
+    request: Request,
+    model: LoadedModel,
+    form: Form,
+    params: SamplingParams,
+    prompt: list[int],
+    index: int,
+    budget: int,
+) -> Row:
+    seed = f"{request.seed}/{index}" if request.seed is not None else os.urandom(16).hex()
+    end_tokens = frozenset() if request.ignore_eos else model.eos_token_ids
+    # Greedy rows, and rows of one seed, answer alike where all that shapes an answer is alike.
+    duplicate_key: Hashable | None = None
+    if params.greedy or request.seed is not None:
+        stream = None if params.greedy else seed
+        duplicate_key = (
+            *(type(request), params, stream, budget, request.stops, end_tokens, form.key),
+            request.measured,
+        )
+    sampler = RowSampler(params, seed, prompt, model.eos_token_ids)
+    sampler.top_logprobs = request.measured
+    return Row(
+        task_id=task.id,
+        rank=task.rank,
+        index=index,
+        prompt=prompt,
+        budget=budget,
+        sampler=sampler,
+        end_tokens=end_tokens,
+        text=RowText(
+            model.tokenizer,
+            request.stops,
+            prompt=prompt if isinstance(request, CompletionRequest) else (),
+            marks=form.shows_marks,
+        ),
+        form=form,
+        duplicate_key=duplicate_key,
+        finish_reason="length" if budget == 0 else None,
+    )
+
+
+def _sampling(request: Request, vocabulary: int) -> SamplingParams:
+    """Reads the sampling parameters; raises RequestError for a token id that does not exist."""
+    given = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "min_tokens": request.min_tokens,
+    }
+    biases = []
+    for token, bias in (request.logit_bias or {}).items():
+        if not token.isascii() or not token.isdigit() or int(token) >= vocabulary:
+            raise RequestError(
+                f"Invalid key in 'logit_bias': {token[:40]!r}. Expected the id of a token, "
+                f"0 to {vocabulary - 1}.",
+                code="invalid_value",
+                param="logit_bias",
+            )
+        biases.append((int(token), float(bias)))
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        logit_bias=tuple(sorted(biases)),
+    )
+
+
+def _budget(request: Request, prompt_length: int, context_length: int) -> int:
+    """Says how many tokens an answer may have; raises RequestError where they do not fit."""
+    chat = isinstance(request, ChatRequest)
+    where, param = ("messages", "messages") if chat else ("prompt", "prompt")
+    if prompt_length >= context_length:
+        raise RequestError(
+            f"This model's maximum context length is {context_length} tokens. However, your "
+            f"{where} resulted in {prompt_length} tokens. Please reduce the length of the {where}.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    budget = request.budget
+    if budget is None:
+        return context_length - prompt_length
+    if prompt_length + budget > context_length:
+        raise RequestError(
+            f"This model's maximum context length is {context_length} tokens. However, you "
+            f"requested {prompt_length + budget} tokens ({prompt_length} in the {where}, {budget} "
+            f"in the completion). Please reduce the length of the {where} or of the completion.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return budget

@@ -1,0 +1,1 @@
+"""Output that must match a schema or grammar: compiled, enforced, checked."""

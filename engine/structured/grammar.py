@@ -1,0 +1,224 @@
+"""Writes the grammar of an answer: reasoning, then free text, tool calls or a shape.
+
+    start: [reasoning] ( free text [calls] | calls | shape )
+
+Which parts there are depends on the request (`tool_choice`, `response_format`, …) and on the model
+(`Dialect`). What needs no grammar gets none: such rows stay free.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_rq.engine.formats.lark import Lark, quoted
+from mlx_rq.engine.formats.model_format import Dialect
+from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ChatRequest, Request
+from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.jobs.openai.structured import (
+    AllowedToolsChoice,
+    NamedTool,
+    ReasoningLength,
+    Shape,
+    Tool,
+    function_error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a grammar that compiles by itself, and the error that is due if it does not."""
+
+    lark: str
+    error: Callable[[str], RequestError]
+    schema: Schema | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar with its parts, which tell whose fault it is when it does not compile.
+
+    `lark` is None where the text is free, and only the arguments of its calls are validated.
+    """
+
+    lark: str | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools that an answer may call, and how: as `tool_choice` says."""
+
+    mode: str
+    """none, auto, required, or named (exactly one call, of the one tool)."""
+    usable: tuple[tuple[int, Tool], ...]
+    """With the places that they have in the request."""
+    several: bool
+
+
+def tools_of(request: Request) -> Tools:
+    """Reads tool_choice and parallel_tool_calls; mode is "none" where there are no tools."""
+    tools = tuple(enumerate((isinstance(request, ChatRequest) and request.tools) or ()))
+    if not tools or not isinstance(request, ChatRequest):
+        return Tools("none", (), False)
+    several = request.parallel_tool_calls is not False
+    match request.tool_choice:
+        case NamedTool(function=chosen):
+            named = tuple(item for item in tools if item[1].function.name == chosen.name)
+            return Tools("named", named, False)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = {tool.function.name for tool in allowed.tools}
+            usable = tuple(item for item in tools if item[1].function.name in names)
+            return Tools(allowed.mode, usable, several)
+        case "none":
+            return Tools("none", (), False)
+        case mode:
+            return Tools(mode or "auto", tools, several)
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments: always an object; closed where the tool is strict."""
+    parameters = tool.function.parameters
+    if parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    schema = {"type": "object", **parameters}
+    return closed(schema) if tool.function.strict else schema
+
+
+def closed(schema: Schema) -> dict[str, Any]:
+    """Copies a schema with `additionalProperties` false wherever an object does not say.
+
+    As OpenAI's strict mode, where a schema has to say so itself. Left as it is where schemas are
+    merged: each closed for itself, together they would allow nothing.
+    """
+    copied = copy.deepcopy(dict(schema))
+    if any(len(node.get("allOf", ())) > 1 for node in subschemas(copied)):
+        return copied
+    for node in subschemas(copied):
+        if isinstance(node.get("properties"), dict) and not {"allOf", "$ref"} & node.keys():
+            node.setdefault("additionalProperties", False)
+    return copied
+
+
+def shape_schema(shape: Shape) -> Schema:
+    """The schema of a JSON shape; closed where it is strict."""
+    schema: Schema = shape.value
+    return closed(schema) if shape.strict else schema
+
+
+def grammar_of(request: Request, dialect: Dialect, reasoning: bool | None) -> Grammar | None:
+    """Writes the grammar for a request's answers; None where there is nothing to say.
+
+    `reasoning` as `reasoning_is_open` says. Raises RequestError where the model cannot do it.
+    """
+    shape, tools = request.shape, tools_of(request)
+    given = isinstance(request, ChatRequest) and bool(request.tools)
+    length = request.reasoning_length if isinstance(request, ChatRequest) else None
+    if length is not None and (dialect.think_start is None or reasoning is False):
+        raise RequestError(
+            "Invalid 'reasoning_length': there is no reasoning to bound, because the model does "
+            "not reason, or its reasoning is switched off.",
+            code="invalid_value",
+            param="reasoning_length",
+        )
+    lark = Lark(dialect.specials)
+    calls = [call_of(tool.function, schema_of(tool)) for _, tool in tools.usable]
+    format = dialect.format if dialect.format and can_write(dialect.format, calls) else None
+    free = tools.mode == "auto" and format is None
+    if shape is None and length is None and not given:
+        return None
+    if shape is None and length is None and free:
+        return Grammar(None, _parts(dialect, shape, tools, calls))
+    body = _body(lark, dialect, shape, tools, calls, format)
+    start = f"{_reasoning(lark, dialect, reasoning, length, shape or calls)} {body}"
+    return Grammar(lark.grammar(start), _parts(dialect, shape, tools, calls))
+
+
+def _body(
+    lark: Lark,
+    dialect: Dialect,
+    shape: Shape | None,
+    tools: Tools,
+    calls: Sequence[Call],
+    format: Format | None,
+) -> str:
+    """What comes after the reasoning."""
+    shaped = shape and _shaped(lark, shape)
+    if tools.mode == "none":
+        return shaped or lark.without(dialect.call_start)
+    after_start = _calls(lark, dialect, format, calls, tools.several)
+    whole = f"{lark.literal(dialect.call_start)} {after_start}"
+    if tools.mode != "auto":
+        return whole
+    if shaped:
+        return lark.one_of([whole, shaped])
+    if format is None:
+        return lark.anything()
+    text_then_calls = f"{lark.until(dialect.call_start)} {after_start}"
+    return lark.one_of([lark.without(dialect.call_start), text_then_calls])
+
+
+def _calls(
+    lark: Lark, dialect: Dialect, format: Format | None, calls: Sequence[Call], several: bool
+) -> str:
+    """Tool calls, from after the first start mark to the last end mark."""
+    if format is None:
+        return lark.anything()
+    end = lark.literal(dialect.call_end)
+    one = lark.rule(f"{format.write(lark, calls, several)} {end}")
+    if not several or not format.sections:
+        return one
+    return f"{one} ({lark.literal(format.between + dialect.call_start)} {one})*"
+
+
+def _shaped(lark: Lark, shape: Shape) -> str:
+    match shape.kind:
+        case "json":
+            return lark.json(shape_schema(shape), lenient=not shape.strict)
+        case "regex":
+            return lark.regex(shape.value)
+        case "choice":
+            return lark.one_of(map(quoted, shape.value))
+        case "grammar":
+            return lark.nested(shape.value)
+
+
+def _reasoning(
+    lark: Lark,
+    dialect: Dialect,
+    is_open: bool | None,
+    length: ReasoningLength | None,
+    structured: object,
+) -> str:
+    """The reasoning, if the model does any; before a structure, a few line breaks may follow it."""
+    if dialect.think_start is None or dialect.think_end is None or is_open is False:
+        return ""
+    least, most = (0, None) if length is None else (length.min, length.max)
+    reasoning = lark.until(dialect.think_end, least, most)
+    if structured:
+        reasoning += " " + lark.rule(r"/[ \n]{0,4}/", terminal=True)
+    if is_open:
+        return reasoning
+    whole = f"{lark.literal(dialect.think_start)} {reasoning}"
+    return whole if least else f"({whole})?"
+
+
+def _parts(
+    dialect: Dialect, shape: Shape | None, tools: Tools, calls: Sequence[Call]
+) -> tuple[Part, ...]:
+    parts = []
+    if shape is not None:
+        lark = Lark(dialect.specials)
+        text = lark.grammar(_shaped(lark, shape))
+        parts.append(Part(text, shape.error, shape.value if shape.kind == "json" else None))
+    for (index, tool), call in zip(tools.usable, calls, strict=True):
+        lark = Lark(dialect.specials)
+        text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
+
+        def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:
+            return function_error(index, name, fault)
+
+        parts.append(Part(text, error, call.schema))
+    return tuple(parts)

@@ -1,0 +1,72 @@
+"""Validates finished JSON against its schema, formats included.
+
+The constraint keeps a text within its grammar; this is the second look, for what a grammar cannot
+say (29 February, a keyword passed over in lenient mode). It runs on the thread that generates, so
+it goes by time limits (`mlx_rq.engine.structured.bounded`), and nothing is ever fetched.
+"""
+
+import json
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.validators import validator_for
+from referencing import Registry
+
+from mlx_rq.engine.structured.bounded import Patterns, bounded, formats
+from mlx_rq.jobs.openai.schemas import Schema
+from mlx_rq.jobs.openai.structured import Shape
+
+_LONGEST_MESSAGE = 300
+
+
+class SchemaFault(ValueError):
+    """A schema is no valid JSON schema."""
+
+
+class Check:
+    """Validates values against one schema; 2020-12, unless its `$schema` names another draft.
+
+    Raises SchemaFault where the schema itself is not valid.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        draft = validator_for(schema, default=Draft202012Validator)
+        try:
+            draft.check_schema(dict(schema))
+        except SchemaError as error:
+            raise SchemaFault(_message(error)) from None
+        self._patterns = Patterns(schema)
+        self._validator = bounded(draft)(schema, registry=Registry(), format_checker=formats(draft))
+
+    def fault(self, value: Any) -> str | None:
+        """Says what is wrong with a value, and where; None where it is valid."""
+        try:
+            with self._patterns.in_use():
+                error = next(self._validator.iter_errors(value), None)
+        except TimeoutError:
+            return "a regular expression of the schema takes too long on it"
+        except Exception as unusable:  # a $ref, a pattern, a format's own reader: an answer's fault
+            return f"it cannot be validated: {unusable}"
+        return None if error is None else _message(error)
+
+
+def shape_fault(shape: Shape, text: str, check: Check | None, complete: bool) -> str | None:
+    """Says why a finished text is not of a shape; None where it is."""
+    if not complete:
+        return "it ended too early"
+    if shape.kind == "choice" and text not in shape.value:
+        return "it is none of the choices"
+    if check is None:
+        return None
+    try:
+        return check.fault(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON: {error}"
+
+
+def _message(error: ValidationError | SchemaError) -> str:
+    text = error.message
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE] + "…"
+    return f"{text} (at {error.json_path})"

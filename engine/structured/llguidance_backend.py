@@ -1,0 +1,237 @@
+"""llguidance behind the seam of `mlx_rq.engine.structured.constraint`.
+
+It never raises for a bad grammar, a used-up limit or a wrong token: its matcher goes into an error
+state and from then on allows only the end of the sequence. So the state is asked after every step.
+"""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.structured.constraint import Constraint, GrammarFault, Masks
+from mlx_rq.engine.structured.grammar import Grammar
+from mlx_rq.engine.structured.json_schema import Check, SchemaFault
+from mlx_rq.engine.structured.shortest_end import Closer
+
+_LIMITS = LLParserLimits(
+    max_items_in_row=50_000,  # the default of 2,000 ends at 500 optional properties
+    max_lexer_states=50_000,  # at 1-2 kB each
+    verbose_errors=False,
+)
+_QUOTED = re.compile(r"\d+ \|")
+"""How a line of the grammar looks that the engine quotes in a message."""
+
+_CLOSE_MARGIN = 24
+"""Tokens to spare when a text is steered to its end: one choice can add that many to the rest."""
+
+
+class Guidance:
+    """Compiles grammars for one model. Safe to use from several threads."""
+
+    def __init__(
+        self, model: LoadedModel, end_marks: Sequence[int] = (), end_text: str = ""
+    ) -> None:
+        """`end_marks` and `end_text` as Closer has them."""
+        self._model = model
+        # The tokenizer's tokens or the logits', whichever are more: neither holds for all models.
+        self.vocabulary = max(model.vocab_size, len(model.tokenizer))
+        self._ends = end_marks, end_text
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._executor = LLExecutor()
+        self._closer: Closer | None = None
+
+    def compile(self, grammar: Grammar) -> "CompiledGrammar":
+        """Compiles a grammar and what validates its parts; raises GrammarFault."""
+        tokenizer, closer = self.set_up()
+        checks = []
+        for index, part in enumerate(grammar.parts):
+            try:
+                checks.append(None if part.schema is None else Check(part.schema))
+            except SchemaFault as fault:
+                raise GrammarFault(index, str(fault)) from None
+        try:
+            matcher = None if grammar.lark is None else _matcher(tokenizer, grammar.lark)
+        except ValueError as error:
+            raise self._blame(tokenizer, grammar, error) from None
+        if matcher is None:
+            warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
+            return CompiledGrammar(self, closer, None, checks, warnings, ())
+        shortest = closer.shortest_end(matcher)
+        return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), shortest)
+
+    def set_up(self) -> tuple[LLTokenizer, Closer]:
+        """Sets the tokenizer up the first time, which takes a second or more.
+
+        Raises GrammarFault where the engine cannot work with it.
+        """
+        with self._lock:
+            if self._tokenizer is None or self._closer is None:
+                try:
+                    self._tokenizer = from_tokenizer(
+                        self._model.tokenizer._tokenizer,
+                        n_vocab=self.vocabulary,
+                        eos_token=sorted(self._model.eos_token_ids),
+                    )
+                except ValueError as error:
+                    message = f"this model's tokenizer cannot be constrained: {error}."
+                    raise GrammarFault(0, message) from None
+                self._closer = Closer(self._tokenizer, *self._ends)
+            return self._tokenizer, self._closer
+
+    @staticmethod
+    def _blame(tokenizer: LLTokenizer, grammar: Grammar, error: ValueError) -> GrammarFault:
+        """Finds the part that does not compile by itself; the first where all of them do."""
+        for index, part in enumerate(grammar.parts):
+            try:
+                _matcher(tokenizer, part.lark)
+            except ValueError as fault:
+                return GrammarFault(index, str(fault))
+        return GrammarFault(0, str(error))
+
+    def fill(self, rows: list[tuple[LLMatcher, int]], masks: Masks) -> None:
+        """Fills the masks of many matchers at once, on all cores and without the GIL."""
+        if rows:
+            fill_next_token_bitmask_par(self._executor, rows, masks)
+
+
+def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """Compiles a grammar; raises ValueError. The first mask shows what no text can satisfy."""
+    matcher = LLMatcher(tokenizer, lark, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(_plain(matcher.get_error()))
+    return matcher
+
+
+def _warnings(matcher: LLMatcher) -> list[str]:
+    return [_plain(warning) for warning in matcher.get_grammar_warnings()]
+
+
+def _plain(message: str) -> str:
+    """Takes the engine's message out of its frame: the place, and the grammar that it quotes."""
+    if "NoExtension" in message:
+        return "no value can satisfy it."
+    lines = [line.strip() for line in message.splitlines()]
+    wanted = [line for line in lines if line.strip("^") and not _QUOTED.match(line)]
+    text = " ".join(wanted)
+    for frame in ("failed to compile JSON schema: ", "failed to parse grammar: "):
+        text = text.rpartition(frame)[2]
+    place, colon, rest = text.partition(": ")
+    text = rest if colon and place.startswith("at ") else text
+    return text.removesuffix("<non-verbose/>").strip()[:500].rstrip(".") + "."
+
+
+class CompiledGrammar:
+    """A grammar ready for use. Its own matcher stays at the beginning; rows take copies."""
+
+    def __init__(
+        self,
+        guidance: Guidance,
+        closer: Closer,
+        matcher: LLMatcher | None,
+        checks: Sequence[Check | None],
+        warnings: Sequence[str],
+        shortest: Sequence[int] | None,
+    ) -> None:
+        self._guidance = guidance
+        self._closer = closer
+        self._matcher = matcher
+        self.checks = checks
+        self.warnings = warnings
+        self.shortest = shortest
+
+    def start(self, budget: int, *, close: bool) -> Constraint | None:
+        if self._matcher is None:
+            return None
+        # What may end at once is no structure: free text, from which calls may follow.
+        structured = self.shortest is None or len(self.shortest) > 0
+        closer = self._closer if close and structured else None
+        close_from = budget - len(self.shortest or ()) - 3 * _CLOSE_MARGIN
+        matcher = self._matcher.deep_copy()
+        return GuidanceConstraint(self._guidance, matcher, budget, closer, close_from)
+
+
+class GuidanceConstraint:
+    """One row's place in its grammar, and the tokens that are decided already."""
+
+    def __init__(
+        self,
+        guidance: Guidance,
+        matcher: LLMatcher,
+        budget: int,
+        closer: Closer | None,
+        close_from: int,
+    ) -> None:
+        self._guidance = guidance
+        self._matcher = matcher
+        self._budget = budget
+        self.taken = 0
+        self._closer = closer
+        self._close_from = close_from
+        self._decided: deque[int] = deque()
+        self._closing = False
+
+    @property
+    def vocabulary(self) -> int:
+        return self._guidance.vocabulary
+
+    @property
+    def done(self) -> bool:
+        closed = self._closing and not self._decided
+        return closed or bool(self._matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._matcher.is_accepting()) and self.fault is None
+
+    @property
+    def fault(self) -> str | None:
+        return _plain(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    @property
+    def cut(self) -> bool:
+        return self._closing
+
+    @property
+    def captures(self) -> list[dict[str, str]]:
+        return [
+            {"name": name, "text": text.decode(errors="replace")}
+            for name, text in self._matcher.get_captures()
+        ]
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self.taken += 1
+        if self._decided:
+            self._decided.popleft()
+        elif self._closer and self.taken >= self._close_from and not self.done:
+            self._steer_to_end(self._closer)
+
+    def _steer_to_end(self, closer: Closer) -> None:
+        """Decides all that is left once the way to the end takes about what the budget allows."""
+        end = closer.shortest_end(self._matcher)
+        left = self._budget - self.taken
+        if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
+            self._closing = True
+            self._decided.extend(end)
+
+    def fill(self, others: Sequence[tuple[Constraint, int]], masks: Masks) -> None:
+        open_rows = []
+        for constraint, index in others:
+            assert isinstance(constraint, GuidanceConstraint)
+            if constraint._decided:
+                masks[index] = 0
+                token = constraint._decided[0]
+                masks[index, token >> 5] = np.uint32(1 << (token & 31)).view(np.int32)
+            else:
+                open_rows.append((constraint._matcher, index))
+        self._guidance.fill(open_rows, masks)

@@ -1,0 +1,1 @@
+"""Tokens become text, and which texts must never become control tokens."""

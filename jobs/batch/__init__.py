@@ -1,0 +1,1 @@
+"""Files and tables of requests in, answers out, resumable."""

@@ -1,0 +1,222 @@
+"""Reads requests from a file, one at a time: OpenAI's batch lines.
+
+Records are split on newline bytes and on nothing else, because text may hold U+2028 and its kin. A
+byte order mark, carriage returns and blank lines are not part of a record. A line that is no
+request becomes a `Line` with a `fault`: one bad line never stops the reading of the others.
+"""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import Kind
+from mlx_rq.jobs.openai.validation import encode_body, short, validate
+
+KIND_BY_URL: Mapping[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/responses": "responses",
+}
+
+MAX_LINE_BYTES = 32 * 1024 * 1024
+"""The longest line that is read. A body that passes the door is shorter, however it is escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of the input, or what is wrong with it (`fault`).
+
+    `number` counts lines or rows from 1. `fingerprint` changes with all that shapes the answer.
+    `row` holds the columns that a dataset repeats beside the answer.
+    """
+
+    number: int
+    custom_id: str | None
+    url: str
+    body: Mapping[str, Any]
+    fingerprint: bytes
+    row: Mapping[str, Any]
+    fault: RequestError | None = None
+
+
+class Source(Protocol):
+    """Lines that can be read again and again, always the same."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+
+    @property
+    def unit(self) -> str:
+        """What is counted: line or row."""
+
+    def __iter__(self) -> Iterator[Line]: ...
+
+
+def input_changed(source: Source) -> RequestError:
+    """The error for an input that is not what it was when the run began."""
+    return RequestError(
+        f"{source.name} changed while it was run. The same command runs what is new.",
+        code="input_changed",
+    )
+
+
+def good_line(
+    number: int,
+    custom_id: str,
+    url: str,
+    body: Mapping[str, Any],
+    row: Mapping[str, Any],
+) -> Line:
+    """Makes the line of a request that can be tried; raises RequestError where it is not JSON."""
+    try:
+        # Key order counts: it reaches prompts through tools and schemas.
+        text = json.dumps([custom_id, url, body])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
+    return Line(number, custom_id, url, body, digest(text.encode()), row)
+
+
+def bad_line(
+    number: int,
+    fault: RequestError,
+    raw: bytes,
+    *,
+    custom_id: str | None = None,
+    row: Mapping[str, Any] | None = None,
+) -> Line:
+    """Makes the line of something that is no request; `raw` tells it from other bad lines."""
+    fingerprint = digest(b"%d:%s:%s" % (number, str(fault).encode(), raw))
+    return Line(number, custom_id, "", {}, fingerprint, row or {"custom_id": custom_id}, fault)
+
+
+def digest(data: bytes) -> bytes:
+    """Gives 16 bytes that stand for the data."""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def refusal(line: Line) -> RequestError | None:
+    """Says why the line cannot be put into the queue; None where it can."""
+    if line.fault is not None:
+        return line.fault
+    try:
+        validate(KIND_BY_URL[line.url], line.body)
+        encode_body(line.body)
+    except RequestError as error:
+        return error
+    return None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not blank, stripped, with their numbers.
+
+    Of a line above MAX_LINE_BYTES comes just so much that it can be seen to be too long.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            rest = raw
+            while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = file.readline(MAX_LINE_BYTES + 1)
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            if raw := raw.strip(b" \t\r\n"):
+                yield number, raw
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Reads one record as a JSON object; raises RequestError where it is none."""
+    if len(raw) > MAX_LINE_BYTES:
+        raise RequestError(
+            f"The line is longer than {MAX_LINE_BYTES:,} bytes.", code="request_too_large"
+        )
+    try:
+        value = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise RequestError(f"This line is not UTF-8: {error}.", code="invalid_json_line") from None
+    except (ValueError, RecursionError):
+        raise RequestError(
+            "This line is not parseable as valid JSON.", code="invalid_json_line"
+        ) from None
+    if not isinstance(value, dict):
+        raise RequestError("This line is not a JSON object.", code="invalid_json_line")
+    return value
+
+
+@dataclass(frozen=True)
+class BatchFile:
+    """The lines of a file in OpenAI's batch form. `settings` go into every body, over its own."""
+
+    path: Path
+    name: str
+    settings: Mapping[str, Any]
+    unit: str = "line"
+
+    def __iter__(self) -> Iterator[Line]:
+        for number, raw in read_lines(self.path):
+            record: dict[str, Any] = {}
+            try:
+                record = parse_object(raw)
+                _check_record(record)
+                custom_id, body = record["custom_id"], {**record["body"], **self.settings}
+                row = {"custom_id": custom_id}
+                line = good_line(number, custom_id, record["url"], body, row)
+            except RequestError as error:
+                known = record.get("custom_id")
+                line = bad_line(number, error, raw, custom_id=known if is_id(known) else None)
+            yield line
+
+
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Raises RequestError unless the record has the form of a batch line."""
+    for field, expected in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
+        value = record.get(field)
+        if value is None:
+            raise RequestError(
+                f"Missing required parameter: '{field}'.",
+                code="missing_required_parameter",
+                param=field,
+            )
+        if not isinstance(value, expected):
+            what = "an object" if expected is dict else "a string"
+            raise RequestError(
+                f"Invalid type for '{field}': expected {what}, but got {short(value)!r} instead.",
+                code="invalid_type",
+                param=field,
+            )
+    if not is_id(record["custom_id"]):
+        raise RequestError(
+            f"Invalid 'custom_id': expected a text, but got {record['custom_id']!r} instead.",
+            code="invalid_value",
+            param="custom_id",
+        )
+    if record["method"] != "POST":
+        raise RequestError(
+            f"Invalid 'method': expected 'POST', but got {record['method']!r} instead.",
+            code="invalid_value",
+            param="method",
+        )
+    if record["url"] not in KIND_BY_URL:
+        raise RequestError(
+            f"Invalid 'url': expected one of {', '.join(KIND_BY_URL)}, but got "
+            f"{record['url']!r} instead.",
+            code="invalid_url",
+            param="url",
+        )
+
+
+def is_id(value: Any) -> TypeGuard[str]:
+    """Tells whether a value can name a line: a text that can be written as UTF-8."""
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What a producer calls: submit, the job object, conversations."""

@@ -1,0 +1,312 @@
+"""The producer's end of a job: ask, wait, cancel, read."""
+
+import json
+import time
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from redis import Redis
+from rq.command import send_command
+from rq.exceptions import NoSuchJobError
+from rq.job import Job as RQJob
+from rq.job import JobStatus
+from rq.results import Result
+from rq.utils import as_text
+
+from mlx_rq.jobs.openai.answers import finish_reason_of, text_of
+from mlx_rq.jobs.openai.errors import (
+    JobFailed,
+    JobNotFound,
+    NotParsed,
+    ResultTimeout,
+    error_in,
+    error_object,
+)
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
+from mlx_rq.jobs.queue.finish import end_job
+from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL
+from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob, Payload, read_payload
+from mlx_rq.jobs.queue.waiting import wait_for_end
+from mlx_rq.jobs.queue.workers import workers_for
+
+Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+
+STATUSES: Mapping[str, Status] = {
+    JobStatus.QUEUED.value: "queued",
+    JobStatus.STARTED.value: "in_progress",
+    JobStatus.FINISHED.value: "completed",
+    JobStatus.FAILED.value: "failed",
+    JobStatus.STOPPED.value: "cancelled",
+    JobStatus.CANCELED.value: "cancelled",
+}
+"""RQ's words for a job's states, and ours. RQ's other states mean that the job waits."""
+
+UNFINISHED: tuple[Status, ...] = ("queued", "in_progress")
+"""The states of a job that goes on."""
+
+_FIELDS = ("status", "origin", "created_at", "started_at", "ended_at", "worker_name")
+
+_LONGEST_BLOCK = 5.0
+"""Seconds of one blocking read: how late an end that rang no bell is seen."""
+
+
+class Job:
+    """A job that was accepted. Cheap to make: it holds an id and asks Redis when it is asked."""
+
+    def __init__(
+        self,
+        job_id: str,
+        redis_url: str | None = None,
+        *,
+        schema: type[BaseModel] | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.id = job_id
+        self.redis_url = resolve_url(redis_url)
+        self._schema = schema
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def _connection(self) -> Redis:
+        return connect(self.redis_url)
+
+    def status(self) -> Status:
+        """Says where the job is: queued, in_progress, completed, failed or cancelled.
+
+        Raises JobNotFound where there is no such job (any more).
+        """
+        with reachable(self._connection):
+            status = self._connection.hget(RQJob.key_for(self.id), "status")
+        if status is None:
+            raise JobNotFound(self.id)
+        return STATUSES.get(as_text(status), "queued")
+
+    def info(self, served: Collection[str] = ()) -> dict[str, Any]:
+        """Tells all that is known of the job: status, model, place in the queue, attempts, times.
+
+        `note` says what it waits for where no live worker serves its model; for models that the
+        caller knows to be `served`, that is not looked up.
+        """
+        with reachable(self._connection):
+            values = self._connection.hmget(RQJob.key_for(self.id), _FIELDS)
+            text = {
+                name: as_text(value or b"") for name, value in zip(_FIELDS, values, strict=True)
+            }
+            if not text["status"]:
+                raise JobNotFound(self.id)
+            status = STATUSES.get(text["status"], "queued")
+            try:
+                model, priority = keys.model_and_priority(text["origin"])
+            except ValueError:  # another program's job in the same Redis
+                raise JobNotFound(self.id) from None
+            unknown = status == "queued" and model not in served
+            note = self._note(model) if unknown else None
+        return {
+            "id": self.id,
+            "status": status,
+            "model": model,
+            "priority": priority,
+            "created_at": text["created_at"],
+            "started_at": text["started_at"] or None,
+            "ended_at": text["ended_at"] or None,
+            "worker": text["worker_name"] or None,
+            "note": note,
+        }
+
+    def _note(self, model: str) -> str | None:
+        if workers_for(self._connection, model):
+            return None
+        which = "" if model == ANY_MODEL else f" --model {model}"
+        return f"no live worker serves the model {model!r}: start one with `mlx-rq worker{which}`"
+
+    def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """Waits for the answer and returns it, the OpenAI-shaped object.
+
+        `timeout` in seconds; None waits as long as it takes, 0 only looks. Raises JobFailed where
+        the job failed or was cancelled, ResultTimeout, JobNotFound, RedisUnavailable.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with reachable(self._connection):
+            while (outcome := self._outcome()) is None:
+                left = _LONGEST_BLOCK if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise self._timeout(timeout)
+                block = max(1, int(1000 * min(left, _LONGEST_BLOCK)))
+                self._connection.xread({Result.get_key(self.id): "0-0"}, block=block)
+        if (error := error_in(outcome)) is not None:
+            raise JobFailed(self.id, error)
+        return outcome
+
+    def _timeout(self, timeout: float | None) -> ResultTimeout:
+        info = self.info()
+        note = f" ({info['note']})" if info["note"] else ""
+        return ResultTimeout(
+            f"job {self.id} has no result within {timeout} s: {info['status']}{note}"
+        )
+
+    def _outcome(self) -> dict[str, Any] | None:
+        """Reads the result key; None while the job is on its way."""
+        with self._connection.pipeline() as pipe:  # in one step: the end could come between two
+            pipe.get(keys.result(self.id))
+            pipe.hget(RQJob.key_for(self.id), "status")
+            text, status = pipe.execute()
+        if text is not None:
+            outcome: dict[str, Any] = json.loads(text)
+            return outcome
+        if status is None:
+            raise JobNotFound(self.id)
+        match STATUSES.get(as_text(status), "queued"):
+            case "queued" | "in_progress":
+                return None
+            case ended:
+                # RQ ended the job without us (somebody ran its commands): still one visible end.
+                message = f"The job was ended by RQ itself ({ended}) and has no answer."
+                return {"error": error_object(message, code="abandoned", type="server_error")}
+
+    def parsed(self, timeout: float | None = None) -> Any:
+        """Waits for a structured answer and returns it as what `schema` asked for.
+
+        A pydantic class gives an instance of it, a JSON schema the plain value. Raises as `result`
+        does, and NotParsed, which carries the text, where that does not fit: the budget cut it off,
+        or the class asks for more than its JSON schema says.
+        """
+        response = self.result(timeout)
+        text = text_of(response)
+        try:
+            if isinstance(self._schema, type):
+                return self._schema.model_validate_json(text)
+            return json.loads(text)
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise NotParsed(self.id, text, finish_reason_of(response), error) from error
+
+    def cancel(self) -> bool:
+        """Ends the job without an answer, also where a worker is at it already.
+
+        Returns whether this call ended it: False where it had ended before.
+        """
+        connection = self._connection
+        with reachable(connection):
+            origin, ttl = connection.hmget(RQJob.key_for(self.id), "origin", "result_ttl")
+            queue_name = as_text(origin or b"")
+            if not keys.is_ours(queue_name):  # there is no such job, or it is another program's
+                raise JobNotFound(self.id)
+            error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
+            reply, *holders = end_job(
+                connection,
+                connection,
+                job_id=self.id,
+                queue_name=queue_name,
+                ending="canceled",
+                outcome={"error": error},
+                result_ttl=int(ttl or DEFAULT_RESULT_TTL),
+            )
+            for worker, execution in zip(holders[::2], holders[1::2], strict=True):
+                send_command(
+                    connection,
+                    worker.decode(),
+                    "stop-execution",
+                    job_id=self.id,
+                    execution_id=execution.decode(),
+                )
+        return bool(reply == b"ended")
+
+    def payload(self) -> Payload:
+        """Reads what was submitted: its kind and its body. Raises JobNotFound."""
+        with reachable(self._connection):
+            data: Any = self._connection.hget(RQJob.key_for(self.id), "data")
+        if data is None:
+            raise JobNotFound(self.id)
+        return read_payload(data)
+
+    def delete(self) -> None:
+        """Forgets the job, its body and its result; where it has not ended, it is cancelled first.
+
+        Raises JobNotFound where there is no such job (any more).
+        """
+        self.cancel()
+        with reachable(self._connection):
+            self._connection.delete(keys.result(self.id))
+            try:
+                InertJob.fetch(self.id, self._connection, serializer=SERIALIZER).delete()
+            except NoSuchJobError:
+                raise JobNotFound(self.id) from None
+
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]:
+        """Waits for the answer without blocking the event loop; raises as `result` does."""
+        with reachable(self._connection):
+            yield from wait_for_end(self.id, self.redis_url).__await__()
+        return self.result(timeout=0)
+
+
+def fetch(
+    job_id: str,
+    *,
+    schema: type[BaseModel] | Mapping[str, Any] | None = None,
+    redis_url: str | None = None,
+) -> Job:
+    """Finds a job again by its id. Raises JobNotFound where there is none."""
+    job = Job(job_id, redis_url, schema=schema)
+    job.status()
+    return job
+
+
+def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterator[Job]:
+    """Yields jobs as they end, however they end. All must live in one Redis.
+
+    `timeout` in seconds for all together: ResultTimeout is raised where some have not ended then.
+    """
+    waiting = {job.id: job for job in jobs}
+    if not waiting:
+        return
+    urls = {job.redis_url for job in waiting.values()}
+    if len(urls) > 1:
+        raise ValueError(f"the jobs live in {len(urls)} Redis servers; wait for each server's jobs")
+    connection = connect(urls.pop())
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with reachable(connection):
+        newest = connection.xrevrange(keys.COMPLETIONS, count=1)
+        position: Any = newest[0][0] if newest else "0-0"
+        ended = ended_among(connection, list(waiting))
+        while True:
+            for job_id in ended:
+                if job := waiting.pop(job_id, None):
+                    yield job
+            if not waiting:
+                return
+            left = _LONGEST_BLOCK if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise ResultTimeout(f"{len(waiting)} jobs have not ended within {timeout} s")
+            block = max(1, int(1000 * min(left, _LONGEST_BLOCK)))
+            streams: Any = connection.xread({keys.COMPLETIONS: position}, block=block)
+            if streams:
+                ((_, entries),) = streams
+                position = entries[-1][0]
+                ended = [fields[b"job"].decode() for _, fields in entries]
+            else:
+                # Nothing rang: look for ends that the stream did not tell (trimmed, or RQ's own).
+                ended = ended_among(connection, list(waiting))
+
+
+def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
+    """Picks the jobs that are not queued or running, a thousand a round trip."""
+    ended = []
+    for start in range(0, len(job_ids), chunk):
+        some = job_ids[start : start + chunk]
+        with connection.pipeline(transaction=False) as pipe:
+            for job_id in some:
+                pipe.hget(RQJob.key_for(job_id), "status")
+            statuses = pipe.execute()
+        for job_id, status in zip(some, statuses, strict=True):
+            if status is None or STATUSES.get(as_text(status), "queued") not in UNFINISHED:
+                ended.append(job_id)
+    return ended

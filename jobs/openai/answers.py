@@ -1,0 +1,74 @@
+"""Takes the answer out of a response object: its text, or the value that a schema asked for."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from mlx_rq.jobs.openai.errors import JobFailed, error_object
+
+Schema = type[BaseModel] | Mapping[str, Any]
+
+
+class Usage(NamedTuple):
+    """Counts of tokens; `cached` prompt tokens were not computed for this answer."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+    def plus(self, other: "Usage") -> "Usage":
+        """Sums up."""
+        return Usage(*map(sum, zip(self, other, strict=True)))
+
+
+def usage_of(response: Mapping[str, Any]) -> Usage:
+    """Reads the usage of a response object, by the names of whichever endpoint it is of."""
+    usage = response.get("usage") or {}
+    prompt, completion = (
+        ("input_tokens", "output_tokens")
+        if _is_of_responses(response)
+        else ("prompt_tokens", "completion_tokens")
+    )
+    cached = (usage.get(f"{prompt}_details") or {}).get("cached_tokens", 0)
+    return Usage(usage.get(prompt, 0), cached, usage.get(completion, 0))
+
+
+def text_of(response: Mapping[str, Any]) -> str:
+    """Gives the text of the first choice, or of all messages of a responses object."""
+    if _is_of_responses(response):
+        messages = [item for item in response["output"] if item["type"] == "message"]
+        parts = [part for message in messages for part in message["content"]]
+        return "".join(part["text"] for part in parts if part["type"] == "output_text")
+    choice = response["choices"][0]
+    return str(choice["message"]["content"] or "") if "message" in choice else str(choice["text"])
+
+
+def finish_reason_of(response: Mapping[str, Any]) -> str:
+    """Says why the answer ended, in the words of chat completions."""
+    if _is_of_responses(response):
+        return "length" if response["status"] == "incomplete" else "stop"
+    return str(response["choices"][0]["finish_reason"])
+
+
+def _is_of_responses(response: Mapping[str, Any]) -> bool:
+    return bool(response["object"] == "response")
+
+
+def value_of(response: Mapping[str, Any], schema: Schema) -> Any:
+    """Reads a structured answer: an instance of the pydantic class, or the plain JSON value.
+
+    Raises JobFailed where the text is not such a value, as when it was cut off at its last token.
+    """
+    text = text_of(response)
+    try:
+        return schema.model_validate_json(text) if isinstance(schema, type) else json.loads(text)
+    except ValueError as error:
+        if finish_reason_of(response) == "length":
+            message = "The answer was cut off at its most tokens, before its JSON was complete."
+            details = error_object(message, code="length", param="max_completion_tokens")
+        else:
+            message = f"The answer is not what the schema asked for: {error}"
+            details = error_object(message, code="invalid_answer")
+        raise JobFailed(str(response["id"]).partition("-")[2], details) from None

@@ -1,0 +1,1 @@
+"""How a job lies in Redis: key names, enqueueing, its end, streams, webhooks."""

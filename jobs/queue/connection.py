@@ -1,0 +1,132 @@
+"""The way to Redis: one client for each URL, and one clear line when nobody answers."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from urllib.parse import parse_qsl, urlsplit
+
+from redis import Redis
+from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
+
+from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.queue.discovery import embedded_url
+
+DEFAULT_URL = "redis://localhost:6379/0"
+URL_VARIABLE = "MLX_RQ_REDIS_URL"
+SOCKET_TIMEOUT = 30.0
+"""Seconds until an answer counts as lost: well above the longest blocking read."""
+_MAX_CONNECTIONS = 10_000
+"""Every thread that waits for a result holds a connection; redis-py stops at a hundred."""
+
+_OPTIONS = frozenset(
+    {
+        *("client_name", "db", "health_check_interval", "max_connections", "password"),
+        *("retry_on_timeout", "socket_connect_timeout", "socket_keepalive", "socket_timeout"),
+        "username",
+    }
+)
+"""What may stand after the ? of a URL. redis-py takes more, but all of it as it stands, and says so
+at the first connection; some (decode_responses) change the answers that this code reads."""
+
+_TLS_OPTIONS = frozenset(
+    {
+        *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
+        *("ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_min_version", "ssl_password"),
+    }
+)
+"""And with rediss:// only."""
+
+_SIGNS = "a password's / # ? @ are %2F %23 %3F %40"
+
+
+def resolve_url(redis_url: str | None = None) -> str:
+    """Chooses the URL: the argument, else the environment's `MLX_RQ_REDIS_URL`, else that of the
+    embedded server that runs on this machine, else localhost."""
+    return redis_url or os.environ.get(URL_VARIABLE) or embedded_url() or DEFAULT_URL
+
+
+def new_connection(redis_url: str | None = None) -> Redis:
+    """Makes a client of its own for a URL (a worker's threads do not share one).
+
+    Raises RequestError where the URL is not one that redis-py reads.
+    """
+    url = resolve_url(redis_url)
+    shown = without_password(url)
+    try:
+        reason = _wrong_option(url)
+        if reason is None:
+            return Redis.from_url(
+                url,
+                socket_timeout=SOCKET_TIMEOUT,
+                health_check_interval=30,
+                max_connections=_MAX_CONNECTIONS,
+            )
+    except ValueError as error:
+        # The parser's own words may repeat what it took for the port: a part of the password.
+        reason = str(error) if shown == url else f"check the port; {_SIGNS}"
+    raise RequestError(
+        f"Invalid Redis URL {shown!r}: {reason}", code="invalid_value", param="redis_url"
+    )
+
+
+def _wrong_option(url: str) -> str | None:
+    """Says which option of a URL is not to stand there; None where all may."""
+    parts = urlsplit(url)
+    known = _OPTIONS | _TLS_OPTIONS if parts.scheme == "rediss" else _OPTIONS
+    wrong = next((name for name, _ in parse_qsl(parts.query) if name not in known), None)
+    if wrong is None:
+        return None
+    if "@" in parts.query:  # then it is the end of a password with a ? in it, which nobody may see
+        return f"check what follows the ?; {_SIGNS}"
+    if wrong in _TLS_OPTIONS:
+        return f"the option {wrong!r} goes with rediss:// only"
+    return f"the option {wrong!r} cannot be set; those that can are {', '.join(sorted(known))}"
+
+
+@lru_cache(maxsize=16)
+def _shared(url: str, pid: int) -> Redis:
+    return new_connection(url)
+
+
+def connect(redis_url: str | None = None) -> Redis:
+    """Gives the client that this process shares for a URL. Connects when first used."""
+    return _shared(resolve_url(redis_url), os.getpid())
+
+
+def without_password(url: str) -> str:
+    """Hides the password of a URL, so that it can be shown and logged.
+
+    Up to the last @, because passwords are pasted in with signs that a URL would not have there.
+    """
+    url = re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:ssl_)?password=)[^&]*", r"\1***", url)
+
+
+def address(connection: Redis) -> str:
+    """Says where a client connects to, without secrets."""
+    options = connection.connection_pool.connection_kwargs
+    if "path" in options:
+        return f"unix://{options['path']}"
+    scheme = "rediss" if "SSL" in connection.connection_pool.connection_class.__name__ else "redis"
+    return f"{scheme}://{options.get('host')}:{options.get('port')}/{options.get('db', 0)}"
+
+
+@contextmanager
+def reachable(connection: Redis) -> Iterator[None]:
+    """Turns a failed connection into RedisUnavailable, which says what was tried and what to do."""
+    try:
+        yield
+    except AuthenticationError as error:
+        raise RedisUnavailable(
+            f"Redis at {address(connection)} refused the login: {error}. "
+            f"Put the user and password into {URL_VARIABLE} (redis://user:password@host:port/0)."
+        ) from error
+    except (ConnectionError, TimeoutError) as error:
+        raise RedisUnavailable(
+            f"No Redis at {address(connection)}: {error}. "
+            f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
+        ) from error
+    except ResponseError as error:  # out of memory, read-only replica, not permitted
+        raise RedisUnavailable(f"Redis at {address(connection)} refused: {error}") from error

@@ -1,0 +1,145 @@
+"""The one place where a job ends, whether answered, failed or cancelled: `finish.lua`, atomically.
+
+RQ's own records (status, registries, result stream, counters) are written in the same step as our
+result key, in RQ's own format, so that `rq info` and rq-dashboard show the truth.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+from redis import Redis
+from redis.client import Pipeline
+from rq import Queue
+from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE, Execution, ExecutionRegistry
+from rq.job import Job as RQJob
+from rq.registry import BaseRegistry
+from rq.results import Result
+from rq.utils import current_timestamp, now, utcformat
+from rq.worker import BaseWorker
+
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.payload import SERIALIZER
+
+Ending = Literal["finished", "failed", "canceled"]
+
+
+class Lease(NamedTuple):
+    """A worker's claim on one attempt of a job."""
+
+    execution_id: str
+    worker_name: str
+    started_at: datetime
+
+
+@cache
+def load_script(package: str, name: str) -> str:
+    """Reads a Lua script that lies beside the code."""
+    return files(package).joinpath(name).read_text()
+
+
+def end_job(
+    pipe: Pipeline | Redis,
+    connection: Redis,
+    *,
+    job_id: str,
+    queue_name: str,
+    ending: Ending,
+    outcome: Mapping[str, Any],
+    result_ttl: int,
+    lease: Lease | None = None,
+) -> Any:
+    """Ends a job: `outcome`, the response object or `{"error": …}`, becomes its result.
+
+    Sent through `pipe`, which may be a pipeline that ends many. With a lease, only while that is
+    held. The script's reply is described in `finish.lua`. `result_ttl` in seconds.
+    """
+    names = key_names(queue_name)
+    holder = "" if lease is None else lease.worker_name
+    script_keys = [
+        RQJob.key_for(job_id),
+        keys.result(job_id),
+        Result.get_key(job_id),
+        names["started"],
+        names[ending],
+        names["queue"],
+        ExecutionRegistry(job_id, connection).key,
+        keys.COMPLETIONS,
+        f"{BaseWorker.redis_worker_namespace_prefix}{holder}",
+        keys.WEBHOOKS,
+    ]
+    ended_at = now()
+    seconds = (ended_at - lease.started_at).total_seconds() if lease else 0.0
+    arguments: list[Any] = [
+        job_id,
+        "" if lease is None else lease.execution_id,
+        ending,
+        # Models may write half of a surrogate pair, which UTF-8 cannot say.
+        json.dumps(outcome, ensure_ascii=False, separators=(",", ":")).encode(errors="replace"),
+        result_ttl,
+        current_timestamp() + result_ttl,
+        utcformat(ended_at),
+        seconds,
+        keys.COMPLETIONS_KEPT,
+        keys.WEBHOOKS_KEPT,
+        *execution_key_parts(),
+    ]
+    for field, value in _rq_result(job_id, connection, ending, outcome, lease, ended_at).items():
+        arguments += [field, value]
+    script = connection.register_script(load_script(__package__, "finish.lua"))
+    return script(keys=script_keys, args=arguments, client=pipe)
+
+
+@cache
+def execution_key_parts() -> tuple[str, str, str]:
+    """Gives the prefix of RQ's execution keys, and both ends of a worker's set of them."""
+    probe = Execution(id="", job_id="", connection=None)  # type: ignore[arg-type]
+    before, _, after = WORKER_EXECUTIONS_KEY_TEMPLATE.partition("{0}")
+    return probe.key.removesuffix(":"), before.format(), after.format()
+
+
+@cache
+def key_names(queue_name: str) -> Mapping[str, str]:
+    """Asks RQ what it calls a queue's list and registries."""
+    unconnected = Redis()  # a client connects when it is first used; here only names are asked for
+    queue = Queue(queue_name, connection=unconnected, serializer=SERIALIZER)
+    registries: Mapping[str, BaseRegistry] = {
+        "started": queue.started_job_registry,
+        "finished": queue.finished_job_registry,
+        "failed": queue.failed_job_registry,
+        "canceled": queue.canceled_job_registry,
+    }
+    return {"queue": queue.key, **{name: registry.key for name, registry in registries.items()}}
+
+
+def _rq_result(
+    job_id: str,
+    connection: Redis,
+    ending: Ending,
+    outcome: Mapping[str, Any],
+    lease: Lease | None,
+    ended_at: datetime,
+) -> dict[str, Any]:
+    """Writes the entry of RQ's result stream: it names our result key instead of repeating it."""
+    error = outcome.get("error")
+    reason = f"{error['code']}: {error['message']}" if error else None
+    types = {
+        "finished": Result.Type.SUCCESSFUL,
+        "failed": Result.Type.FAILED,
+        "canceled": Result.Type.STOPPED,
+    }
+    return Result(
+        job_id=job_id,
+        type=types[ending],
+        connection=connection,
+        return_value=None if error else {"result_key": keys.result(job_id)},
+        exc_string=reason and reason.encode(errors="replace").decode(),
+        worker_name=lease.worker_name if lease else "",
+        serializer=SERIALIZER,
+        execution_id=lease.execution_id if lease else None,
+        execution_started_at=lease.started_at if lease else None,
+        execution_ended_at=ended_at if lease else None,
+    ).serialize()

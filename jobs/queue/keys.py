@@ -1,0 +1,119 @@
+"""Every Redis name that mlx-rq itself adds, in one place (RQ's names come from RQ's objects).
+
+    mlx-rq:result:<job id>          string   the OpenAI-shaped result, or {"error": {...}}; TTL
+    mlx-rq:completions              stream   one entry for each job that ended; trimmed
+    mlx-rq:bell:<model>             list     rung by submit, so that an idle worker wakes at once
+    mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
+    mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker is generating; TTL
+    mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
+    mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
+    mlx-rq:limits                   hash     what the operator allows (`mlx_rq.jobs.queue.limits`)
+    mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
+    mlx-rq:stored                   zset     jobs whose completions are listed, by time; trimmed
+    mlx-rq:metadata:<job id>        string   new metadata of a stored completion; JSON; TTL
+    mlx-rq:stream:<job id>          stream   text as it is generated (`jobs/queue/stream.py`); TTL
+    mlx-rq:owned:<key's owner>      zset     jobs that came in with an API key; trimmed, TTL
+    mlx-rq:webhooks                 zset     ended jobs whose webhooks are to be sent, by when
+    mlx-rq:webhook-tries            hash     how often each of those was tried
+
+RQ's queues are called `mlx-rq:<model>:<priority>`, the model percent-encoded, because model ids
+hold slashes and RQ joins queue names with commas.
+"""
+
+import hashlib
+from urllib.parse import quote, unquote
+
+from mlx_rq.jobs.openai.priority import PRIORITIES, Priority
+
+COMPLETIONS = "mlx-rq:completions"
+COMPLETIONS_KEPT = 100_000
+"""Entries that the completions stream keeps (about 100 bytes each)."""
+
+BELLS_KEPT = 16
+"""A bell that nobody hears is rung no more often than this."""
+
+BELL_SECONDS = 24 * 3600
+"""It goes so long after its last ring: who comes later looks into the queue first."""
+
+LIMITS = "mlx-rq:limits"
+
+RECOVERY = "mlx-rq:recovery"
+
+STORED = "mlx-rq:stored"
+
+WEBHOOKS = "mlx-rq:webhooks"
+WEBHOOKS_KEPT = 100_000
+"""Webhooks that wait where no door sends any; the oldest are dropped."""
+
+WEBHOOK_TRIES = "mlx-rq:webhook-tries"
+
+OWNER = "mlx-rq:owner:"
+"""Before a prefix (`mlx_rq.jobs.queue.affinity`): names the worker that owns it."""
+
+ABOARD = "mlx-rq:aboard:"
+"""Before a worker's name."""
+
+QUEUE = "mlx-rq"
+"""How the names of our queues begin."""
+
+
+def result(job_id: str) -> str:
+    """Names the key that holds a job's result."""
+    return f"mlx-rq:result:{job_id}"
+
+
+def bell(model: str) -> str:
+    """Names the list that wakes idle workers of a model."""
+    return f"mlx-rq:bell:{model}"
+
+
+def worker(name: str) -> str:
+    """Names the record in which a live worker says what it serves."""
+    return f"mlx-rq:worker:{name}"
+
+
+def aboard(name: str) -> str:
+    """Names the record of the jobs that a worker is generating: what died, if it dies."""
+    return f"{ABOARD}{name}"
+
+
+def idempotency(key: str) -> str:
+    """Names the record of an idempotency key (hashed: the key is the user's and may be long)."""
+    return f"mlx-rq:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def metadata(job_id: str) -> str:
+    """Names the key that holds the metadata that a stored completion got later."""
+    return f"mlx-rq:metadata:{job_id}"
+
+
+def owned(owner: str) -> str:
+    """Names the set of the jobs that came in with one API key."""
+    return f"mlx-rq:owned:{owner}"
+
+
+def stream(job_id: str) -> str:
+    """Names the stream of a job's text while it is generated."""
+    return f"mlx-rq:stream:{job_id}"
+
+
+def queue_name(model: str, priority: Priority) -> str:
+    """Names the RQ queue of one model and priority."""
+    return f"{QUEUE}:{quote(model, safe='')}:{priority}"
+
+
+def is_ours(queue: str) -> bool:
+    """Tells our queues from those of other programs in the same Redis."""
+    try:
+        model_and_priority(queue)
+    except ValueError:
+        return False
+    return True
+
+
+def model_and_priority(queue: str) -> tuple[str, str]:
+    """Reads a queue name back; raises ValueError where it is not one of ours."""
+    prefix, model, priority = queue.split(":")
+    if prefix != QUEUE or priority not in PRIORITIES:
+        raise ValueError(f"not a queue of mlx-rq: {queue!r}")
+    return unquote(model), priority

@@ -1,0 +1,80 @@
+"""The limits of the queue, which its operator sets once for all producers, in any language.
+
+They lie in Redis, in the hash `mlx-rq:limits`, and `enqueue.lua` goes by them in the step that
+enqueues. So producers that come at the same moment cannot pass a limit together, unless one of
+them sends more than 500 jobs in one call: those are admitted as a whole with the first 500, and
+others may come before the last. Only new jobs are refused: a job that goes back to its queue, and
+every answer, is always taken.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+from rq import Queue
+from rq.utils import as_text
+
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue import keys
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What new jobs are refused beyond; None is no limit.
+
+    `jobs` may wait, all queues of mlx-rq together. `bytes` is the memory that Redis uses
+    (`used_memory`) with the bodies that come: set well below what the server has, it leaves room
+    for the answers.
+    """
+
+    jobs: int | None = None
+    bytes: int | None = None
+
+
+def read_limits(connection: Redis) -> Limits:
+    """Reads the limits. Raises RequestError where somebody wrote one that is no number."""
+    jobs, most_bytes = connection.hmget(keys.LIMITS, "jobs", "bytes")
+    return Limits(_number("jobs", jobs), _number("bytes", most_bytes))
+
+
+def _number(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    text = as_text(value)
+    if not (text.isascii() and text.isdecimal()):
+        raise RequestError(
+            f"Invalid limit {name!r} in Redis: expected a whole number, but got {text[:80]!r} "
+            "instead. Set it with `mlx-rq limits`.",
+            code="invalid_value",
+            param=name,
+        )
+    return int(text)
+
+
+def set_limits(connection: Redis, changes: Mapping[str, int | None]) -> None:
+    """Sets limits, or with None removes them, in one step; those not named stay as they are."""
+    with connection.pipeline() as pipe:
+        for name, value in changes.items():
+            if value is None:
+                pipe.hdel(keys.LIMITS, name)
+            else:
+                pipe.hset(keys.LIMITS, name, value)
+        pipe.execute()
+
+
+def usage(connection: Redis) -> dict[str, Any]:
+    """Tells each limit and how much of it is used, as `mlx-rq limits` and `status` show it."""
+    limits = read_limits(connection)
+    ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
+    names = [as_text(name) for name in connection.smembers(Queue.redis_queues_keys)]
+    with connection.pipeline(transaction=False) as pipe:
+        for name in names:
+            if name.startswith(ours):
+                pipe.llen(name)
+        waiting = sum(pipe.execute())
+    used = connection.info("memory")["used_memory"]
+    return {
+        "jobs": {"limit": limits.jobs, "waiting": waiting},
+        "bytes": {"limit": limits.bytes, "used": used},
+    }

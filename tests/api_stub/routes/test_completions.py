@@ -1,0 +1,212 @@
+"""The blocking endpoints, through OpenAI's clients."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fakes import FakeEngine, StartWorker, eventually, failure
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+from servers import OpenDoor, StartDoor
+
+from mlx_rq.jobs.client.job import Job, fetch
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def test_chat(door: OpenDoor, start_worker: StartWorker) -> None:
+    start_worker()
+    answer = door.client().chat.completions.create(model="fake", messages=HELLO)
+    assert isinstance(answer, ChatCompletion)
+    job_id = answer.id.removeprefix("chatcmpl-")
+    assert answer.choices[0].message.content == f"chat for {job_id}"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 5
+    assert fetch(job_id).status() == "completed"
+
+
+def test_completion(door: OpenDoor, start_worker: StartWorker) -> None:
+    start_worker()
+    answer = door.client().completions.create(model="fake", prompt="Once upon", max_tokens=2)
+    assert isinstance(answer, Completion)
+    assert answer.choices[0].text == f"text for {answer.id.removeprefix('cmpl-')}"
+
+
+async def _many(door: OpenDoor, count: int) -> list[ChatCompletion]:
+    async with door.async_client() as client:
+        return await asyncio.gather(
+            *(client.chat.completions.create(model="fake", messages=HELLO) for _ in range(count))
+        )
+
+
+def test_many_at_once(door: OpenDoor, start_worker: StartWorker) -> None:
+    start_worker()
+    answers = asyncio.run(_many(door, 40))
+    assert len({answer.id for answer in answers}) == 40
+    for answer in answers:
+        assert answer.choices[0].message.content == f"chat for {answer.id[9:]}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param", "code"),
+    [
+        ("chat", {"messages": HELLO, "temperature": 200}, "temperature", "decimal_above_max_value"),
+        ("chat", {"messages": []}, "messages", "empty_array"),
+        ("chat", {}, "messages", "missing_required_parameter"),
+        ("chat", {"prompt": "x"}, "messages", "missing_required_parameter"),
+        ("chat", {"messages": HELLO, "frobnicate": 1}, "frobnicate", "unknown_parameter"),
+        ("chat", {"messages": HELLO, "model": 3}, "model", "invalid_type"),
+        ("chat", {"messages": HELLO}, "model", "missing_required_parameter"),
+        ("completion", {}, "prompt", "missing_required_parameter"),
+        ("completion", {"messages": HELLO}, "prompt", "missing_required_parameter"),
+    ],
+)
+def test_wrong_body(
+    door: OpenDoor, start_worker: StartWorker, kind: str, body: Any, param: str, code: str
+) -> None:
+    start_worker()
+    path = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}[kind]
+    answer = door.http.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["code"] == code
+
+
+def test_model_that_nobody_serves(door: OpenDoor, start_worker: StartWorker) -> None:
+    start_worker()
+    with pytest.raises(openai.NotFoundError) as caught:
+        door.client().chat.completions.create(model="other", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+    assert caught.value.param == "model"
+    assert "Served now: fake." in caught.value.message
+
+
+def test_worker_that_came_a_moment_ago_is_seen(door: OpenDoor, start_worker: StartWorker) -> None:
+    with pytest.raises(openai.NotFoundError, match="No worker is alive"):
+        door.client().chat.completions.create(model="fake", messages=HELLO)
+    start_worker()
+    eventually(lambda: bool(door.client().models.list().data), "the worker's record")
+    assert door.client().chat.completions.create(model="fake", messages=HELLO).id
+
+
+def test_failed_job(door: OpenDoor, start_worker: StartWorker) -> None:
+    refusal = failure("context_length_exceeded", "Too long.")
+    start_worker(FakeEngine(refuse=lambda task: refusal))
+    with pytest.raises(openai.BadRequestError) as caught:
+        door.client().chat.completions.create(model="fake", messages=HELLO)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+def test_answer_comes_before_the_clients_read_timeout(
+    door: OpenDoor, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    started = time.monotonic()
+    with pytest.raises(openai.APIStatusError) as caught:
+        # With retries: the door says that there should be none.
+        door.client(max_retries=2, timeout=2.0).chat.completions.create(
+            model="fake", messages=HELLO
+        )
+    assert time.monotonic() - started < 3.0
+    assert caught.value.status_code == 504
+    job_id = caught.value.response.headers["x-job-id"]
+    assert job_id in caught.value.message
+    assert engine.wait_for_tasks(1) == [job_id]
+    engine.release()
+    assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
+
+
+def test_client_that_hangs_up_cancels_its_job(door: OpenDoor, start_worker: StartWorker) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    (job_id,) = _hang_up(door, engine)
+    engine.wait_until(lambda engine: engine.cancelled == [job_id])
+    eventually(lambda: fetch(job_id).status() == "cancelled")
+
+
+def test_job_of_client_that_hangs_up_can_be_kept(
+    start_door: StartDoor, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    door = start_door(keep_on_disconnect=True)
+    (job_id,) = _hang_up(door, engine)
+    eventually(lambda: door.server.config.app.state.door.requests.waiting == 0)
+    engine.release()
+    assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
+
+
+def test_job_with_idempotency_key_outlives_its_client(
+    door: OpenDoor, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    (job_id,) = _hang_up(door, engine, {"idempotency-key": "k"})
+    engine.release()
+    again = door.client().chat.completions.create(
+        model="fake", messages=HELLO, extra_headers={"idempotency-key": "k"}
+    )
+    assert again.id == f"chatcmpl-{job_id}"
+
+
+def _hang_up(
+    door: OpenDoor, engine: FakeEngine, headers: dict[str, str] | None = None
+) -> list[str]:
+    """Starts a request, and breaks the connection once the engine has the job."""
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=door.url, timeout=20) as client:
+            await client.post(
+                "/v1/chat/completions", json={"model": "fake", "messages": HELLO}, headers=headers
+            )
+
+    async def ask_and_go() -> list[str]:
+        asking = asyncio.create_task(ask())
+        job_ids = await asyncio.to_thread(engine.wait_for_tasks, 1)
+        asking.cancel()
+        return job_ids
+
+    return asyncio.run(ask_and_go())
+
+
+def test_idempotency_key(door: OpenDoor, start_worker: StartWorker) -> None:
+    start_worker()
+    headers = {"idempotency-key": "once"}
+    create = door.client(max_retries=2).chat.completions.create
+    first = create(model="fake", messages=HELLO, extra_headers=headers)
+    second = create(model="fake", messages=HELLO, extra_headers=headers)
+    assert first.id == second.id
+    with pytest.raises(openai.ConflictError) as caught:
+        create(model="fake", messages=HELLO, seed=1, extra_headers=headers)
+    assert caught.value.code == "idempotency_conflict"
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+def test_closing_door_lets_waiting_clients_go(
+    start_door: StartDoor, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    door = start_door()
+
+    async def ask_and_close() -> openai.APIStatusError:
+        async with door.async_client(max_retries=2) as client:
+            asking = asyncio.ensure_future(
+                client.chat.completions.create(model="fake", messages=HELLO)
+            )
+            await asyncio.to_thread(engine.wait_for_tasks, 1)
+            door.server.handle_exit(15, None)
+            with pytest.raises(openai.APIStatusError) as caught:
+                await asking
+            return caught.value
+
+    error = asyncio.run(ask_and_close())
+    assert error.status_code == 503
+    assert error.code == "door_closing"
+    assert fetch(error.response.headers["x-job-id"]).status() == "in_progress"

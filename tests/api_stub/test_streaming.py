@@ -1,0 +1,247 @@
+"""Streamed completions. Some tests publish in the place of the worker, to say when and what."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fakes import FakeEngine, StartWorker, answer, eventually, failure
+from redis import Redis
+from servers import OpenDoor
+
+from mlx_rq.engine.interface import Partial
+from mlx_rq.jobs.client.job import fetch
+from mlx_rq.jobs.queue.stream import Delta, publish
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_rq.api_stub.streaming.FIRST_SECONDS", 0.2)
+
+
+@pytest.fixture
+def engine(start_worker: StartWorker) -> FakeEngine:
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    return engine
+
+
+def test_text_comes_as_it_is_published(
+    door: OpenDoor, engine: FakeEngine, connection: Redis
+) -> None:
+    with door.client().chat.completions.create(
+        model="fake", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        (job_id,) = engine.wait_for_tasks(1)
+        whole = f"chat for {job_id}"
+        chunks = iter(stream)
+        publish(connection, job_id, [Delta(0, "content", 0, "chat")])
+        first, second = next(chunks), next(chunks)
+        assert first.choices[0].delta.role == "assistant"
+        assert second.choices[0].delta.content == "chat"
+        assert fetch(job_id).status() == "in_progress"
+        publish(connection, job_id, [Delta(0, "content", 4, " for"), Delta(0, "content", 8, " ")])
+        assert [next(chunks).choices[0].delta.content for _ in range(2)] == [" for", " "]
+        engine.release()
+        rest, last, usage = list(chunks)
+        assert rest.choices[0].delta.content == whole[9:]
+        assert last.choices[0].finish_reason == "stop"
+        assert usage.choices == []
+        assert usage.usage is not None
+        assert usage.usage.total_tokens == 5
+        assert {chunk.id for chunk in (first, second, rest, last, usage)} == {f"chatcmpl-{job_id}"}
+    assert 0 < int(connection.ttl(f"mlx-rq:stream:{job_id}")) <= 600
+
+
+def _read(door: OpenDoor, **body: Any) -> list[Any]:
+    return list(
+        door.client().chat.completions.create(model="fake", messages=HELLO, stream=True, **body)
+    )
+
+
+def test_answer_is_whole_where_nobody_publishes(door: OpenDoor, engine: FakeEngine) -> None:
+    engine.release()
+    chunks = _read(door)
+    (job_id,) = engine.wait_for_tasks(1)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == f"chat for {job_id}"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_completion(door: OpenDoor, engine: FakeEngine) -> None:
+    engine.release()
+    chunks = list(door.client().completions.create(model="fake", prompt="x", stream=True))
+    (job_id,) = engine.wait_for_tasks(1)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == f"text for {job_id}"
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_tool_calls_and_reasoning(door: OpenDoor, engine: FakeEngine) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def with_call(task: Any) -> Any:
+        result = answer(task)
+        result["choices"][0]["message"] = {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Hm.",
+            "tool_calls": [call],
+        }
+        result["choices"][0]["finish_reason"] = "tool_calls"
+        return result
+
+    engine.answer_with = with_call
+    engine.release()
+    chunks = _read(door)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert [getattr(delta, "reasoning", None) for delta in deltas] == [None, "Hm.", None, None]
+    assert deltas[2].tool_calls[0].function.name == "f"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_failure_at_once_has_its_status(door: OpenDoor, engine: FakeEngine) -> None:
+    engine.refuse = lambda task: failure("context_length_exceeded", "Too long.")
+    with pytest.raises(openai.BadRequestError) as caught:
+        _read(door)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_failure_in_the_middle_is_an_event(
+    door: OpenDoor, engine: FakeEngine, connection: Redis
+) -> None:
+    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+        (job_id,) = engine.wait_for_tasks(1)
+        publish(connection, job_id, [Delta(0, "content", 0, "chat")])
+        next(iter(stream))
+        fetch(job_id).cancel()
+        with pytest.raises(openai.APIError, match="The job was cancelled"):
+            list(stream)
+
+
+def test_attempt_that_starts_over(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
+    for again, ends_well in (("chat fo", True), ("shouts ", False)):
+        with door.client().chat.completions.create(
+            model="fake", messages=HELLO, stream=True
+        ) as stream:
+            job_id = engine.wait_for_tasks(1 if ends_well else 2)[-1]
+            publish(connection, job_id, [Delta(0, "content", 0, "chat")])
+            next(iter(stream))
+            publish(connection, job_id, [Delta(0, "content", 0, again)])
+            threading.Timer(0.4, engine.release, [job_id]).start()
+            if not ends_well:
+                with pytest.raises(openai.APIError, match="began the answer again"):
+                    list(stream)
+                continue
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            assert text == f"chat for {job_id}"
+
+
+def test_client_that_hangs_up(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
+    body = {"model": "fake", "messages": HELLO, "stream": True}
+    with httpx.stream("POST", f"{door.url}/v1/chat/completions", json=body, timeout=20) as answer:
+        (job_id,) = engine.wait_for_tasks(1)
+        publish(connection, job_id, [Delta(0, "content", 0, "chat")])
+        next(answer.iter_text())
+    eventually(lambda: fetch(job_id).status() == "cancelled", "the cancellation")
+    engine.wait_until(lambda engine: engine.cancelled == [job_id])
+
+
+def test_what_the_engine_says_is_streamed(door: OpenDoor, engine: FakeEngine) -> None:
+    with door.client().chat.completions.create(
+        model="fake", messages=HELLO, n=1, stream=True
+    ) as stream:
+        (job_id,) = engine.wait_for_tasks(1)
+        chunks = iter(stream)
+        engine.say(job_id, Partial(0, "", "chat"))
+        assert [next(chunks).choices[0].delta.content for _ in range(2)] == ["", "chat"]
+        engine.say(job_id, Partial(0, "", "chat for"))
+        assert next(chunks).choices[0].delta.content == " for"
+        engine.release()
+        rest = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert rest == f" {job_id}"
+
+
+def test_result_that_is_not_what_was_sent(
+    door: OpenDoor, engine: FakeEngine, connection: Redis
+) -> None:
+    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+        (job_id,) = engine.wait_for_tasks(1)
+        publish(connection, job_id, [Delta(0, "content", 0, "shouts")])
+        next(iter(stream))
+        engine.release()
+        with pytest.raises(openai.APIError, match="began the answer again"):
+            list(stream)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_worker_that_stops_in_the_middle(
+    door: OpenDoor, start_worker: StartWorker, same: bool
+) -> None:
+    first, second = FakeEngine(hold=True), FakeEngine(hold=True)
+    worker = start_worker(first)
+    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+        (job_id,) = first.wait_for_tasks(1)
+        chunks = iter(stream)
+        first.say(job_id, Partial(0, "", "chat fo"))
+        assert [next(chunks).choices[0].delta.content for _ in range(2)] == ["", "chat fo"]
+        start_worker(second)
+        worker.stop_at_once()
+        second.wait_for_tasks(1)
+        second.say(job_id, Partial(0, "", "chat" if same else "shout"))
+        if same:
+            second.say(job_id, Partial(0, "", "chat for "))
+            assert next(chunks).choices[0].delta.content == "r "
+            second.release()
+            rest = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            assert rest == job_id
+        else:
+            with pytest.raises(openai.APIError, match="began the answer again"):
+                list(chunks)
+            second.wait_until(lambda engine: engine.cancelled == [job_id])
+
+
+def test_two_follow_the_same_job(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
+    create = door.client().chat.completions.create
+    options: Any = {"extra_headers": {"idempotency-key": "k"}, "stream": True}
+    texts: list[str] = []
+
+    def read() -> None:
+        stream = create(model="fake", messages=HELLO, **options)
+        texts.append("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads[0].start()
+    (job_id,) = engine.wait_for_tasks(1)
+    publish(connection, job_id, [Delta(0, "content", 0, "chat")])
+    time.sleep(0.2)
+    threads[1].start()
+    time.sleep(0.2)
+    publish(connection, job_id, [Delta(0, "content", 4, " for")])
+    engine.release()
+    for thread in threads:
+        thread.join(20)
+    assert texts == [f"chat for {job_id}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": False, "stream_options": {}}, "stream_options", "invalid_value"),
+    ],
+)
+def test_wrong_wishes(
+    door: OpenDoor, engine: FakeEngine, fields: Any, param: str, code: str
+) -> None:
+    answer = door.http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)

@@ -1,0 +1,395 @@
+"""Rows that refer to a trunk attend as rows that hold it all: layer by layer, step by step.
+
+The oracle is mlx-lm's own attention over an ordinary cache of each row alone. Random keys and
+values make every slip of a mask, a place or a weight visible.
+"""
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import base
+from mlx_lm.models.cache import BatchKVCache, KVCache
+
+from mlx_rq.engine.kv import shared_attention as attention
+from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, Part, SharedKVCache
+
+WIDTH = 8
+
+
+def random(*shape: int) -> mx.array:
+    return mx.random.normal(shape)
+
+
+class Layer:
+    """One attention layer over rows that refer to trunks, and beside it each row by itself."""
+
+    def __init__(self, heads: int = 4, kv_heads: int = 2, sinks: bool = False) -> None:
+        mx.random.seed(3)
+        self.heads, self.kv_heads = heads, kv_heads
+        self.sinks = random(heads) if sinks else None
+        self.alone: list[KVCache] = []
+        self.together = BatchSharedKVCache([], [])
+
+    def part(self, tokens: int) -> Part:
+        shape = (1, self.kv_heads, tokens, WIDTH)
+        return Part(random(*shape), random(*shape))
+
+    def rows(self, chains: Sequence[tuple[Part, ...]], suffixes: Sequence[int]) -> "Layer":
+        """Rows on chains of parts, each with so many tokens of its own."""
+        caches = []
+        for chain, tokens in zip(chains, suffixes, strict=True):
+            alone, suffix = KVCache(), KVCache()
+            for part in chain:
+                alone.update_and_fetch(part.keys, part.values)
+            if tokens:
+                own = self.part(tokens)
+                alone.update_and_fetch(own.keys, own.values)
+                suffix.update_and_fetch(own.keys, own.values)
+            caches.append(SharedKVCache(chain, suffix))
+            self.alone.append(alone)
+        self.together = SharedKVCache.merge(caches)
+        return self
+
+    def step(self, queries: int = 1) -> mx.array:
+        """Feeds every row so many tokens; asserts that it gives what the rows give alone."""
+        shape = (len(self.alone), self.kv_heads, queries, WIDTH)
+        asked, keys, values = (
+            random(shape[0], self.heads, queries, WIDTH),
+            random(*shape),
+            random(*shape),
+        )
+        mask = self.together.make_mask(queries, return_array=True)
+        fetched = self.together.update_and_fetch(keys, values)
+        got = attention.shared_attention(
+            asked, *fetched, cache=self.together, scale=0.4, mask=mask, sinks=self.sinks
+        )
+        for row, cache in enumerate(self.alone):
+            one = slice(row, row + 1)
+            expected = base.scaled_dot_product_attention(
+                asked[one],
+                *cache.update_and_fetch(keys[one], values[one]),
+                cache=cache,
+                scale=0.4,
+                mask=None if queries == 1 else "causal",
+                sinks=self.sinks,
+            )
+            assert mx.abs(got[one] - expected).max().item() < 2e-6, row
+        assert self.together.offset.tolist() == [cache.offset for cache in self.alone]
+        return got
+
+
+def tree(layer: Layer) -> tuple[Part, Part, Part, Part]:
+    """Parts of two systems, and two documents."""
+    return layer.part(13), layer.part(5), layer.part(40), layer.part(1)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
+def test_every_row_attends_as_alone(heads: int, kv_heads: int, sinks: bool, queries: int) -> None:
+    layer = Layer(heads, kv_heads, sinks)
+    a, b, c, d = tree(layer)
+    # Two trunks, nested ones, rows on none, in no order; suffixes of all lengths, one empty.
+    layer.rows([(a, c), (b,), (), (a, d), (a, c), (a,), (b, d), ()], [3, 1, 7, 2, 0, 5, 4, 1])
+
+    for _ in range(3):
+        layer.step(queries)
+
+
+@pytest.mark.parametrize(
+    "chains",
+    ["aaaa", "aabb", "abab", "a a ", "    "],
+    ids=["one", "two in order", "two in turn", "some on none", "all on none"],
+)
+def test_rows_are_found_wherever_they_stand(chains: str) -> None:
+    layer = Layer()
+    a, b, *_ = tree(layer)
+    layer.rows([{"a": (a,), "b": (b,), " ": ()}[name] for name in chains], [0, 2, 1, 3])
+
+    layer.step()
+    layer.step(3)
+
+
+def test_rows_without_a_token_of_their_own_start_from_the_trunk() -> None:
+    layer = Layer()
+    a, _, c, _ = tree(layer)
+    layer.rows([(a, c), (a,), (a,)], [0, 0, 0])
+    assert layer.together.keys is None
+    assert layer.together.offset.tolist() == [53, 13, 13]
+
+    layer.step(2)
+    layer.step()
+
+
+def test_prompts_of_several_lengths_are_padded_on_the_right_and_rolled() -> None:
+    layer = Layer()
+    a, b, *_ = tree(layer)
+    layer.rows([(a,), (b,), ()], [0, 2, 1])
+    lengths, shape = [5, 2, 3], (3, layer.kv_heads, 5, WIDTH)
+    keys, values = random(*shape), random(*shape)
+    for row, (cache, length) in enumerate(zip(layer.alone, lengths, strict=True)):
+        own = (slice(row, row + 1), slice(None), slice(0, length))
+        cache.update_and_fetch(keys[own], values[own])
+
+    layer.together.prepare(lengths=lengths, right_padding=[5 - length for length in lengths])
+    layer.together.update_and_fetch(keys, values)
+    layer.together.finalize()
+
+    assert layer.together.offset.tolist() == [18, 9, 4]
+    layer.step()
+
+
+def test_long_prefills_go_by_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer()
+    a, _, c, _ = tree(layer)
+    layer.rows([(a, c), (a,), (a, c)], [1, 0, 2])
+    monkeypatch.setattr(attention, "_SCORES", 7 * layer.kv_heads * len(c))
+
+    layer.step(9)
+
+
+@pytest.mark.parametrize("scores", [1, 60, 300])
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_long_suffixes_go_by_pieces(
+    monkeypatch: pytest.MonkeyPatch, scores: int, sinks: bool
+) -> None:
+    layer = Layer(sinks=sinks)
+    a, *_ = tree(layer)
+    layer.rows([(a,), (), (a,)], [5, 0, 2])
+    monkeypatch.setattr(attention, "_SCORES", scores)
+    attend, most = attention._attend, 0
+
+    def watched(queries: mx.array, keys: mx.array, *rest: Any) -> Any:
+        nonlocal most
+        if keys.shape[0] == len(layer.alone):  # over suffixes
+            most = max(most, queries.size // WIDTH * keys.shape[2])
+        return attend(queries, keys, *rest)
+
+    monkeypatch.setattr(attention, "_attend", watched)
+
+    layer.step(11)
+
+    one_position = len(layer.alone) * layer.heads * layer.together._idx
+    assert 0 < most <= max(scores, one_position)
+
+
+def test_a_lone_row_goes_by_pieces_under_a_causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    row = SharedKVCache((a,))
+    whole = [mx.concatenate([part, random(1, 2, 9, WIDTH)], 2) for part in (a.keys, a.values)]
+    own = [array[:, :, 13:] for array in whole]
+    asked = random(1, 4, 9, WIDTH)
+    monkeypatch.setattr(attention, "_SCORES", 100)
+
+    got = attention.shared_attention(asked, *row.update_and_fetch(*own), row, 0.4, "causal")
+
+    expected = mx.fast.scaled_dot_product_attention(asked, *whole, scale=0.4, mask="causal")
+    assert mx.abs(got - expected).max().item() < 2e-6
+
+
+def test_rows_come_and_go() -> None:
+    layer, more = Layer(), Layer()
+    a, b, c, _ = tree(layer)
+    layer.rows([(a, c), (b,), (a,), (), (a, c)], [3, 9, 2, 5, 0])
+    layer.step()
+
+    keep = [0, 2, 4]
+    layer.together.filter(keep)
+    layer.alone = [layer.alone[row] for row in keep]
+    layer.step()
+
+    more.rows([(b,), (a,), ()], [0, 4, 1])
+    layer.together.extend(more.together)
+    layer.alone += more.alone
+    assert layer.together.chains == [(a, c), (a,), (a, c), (b,), (a,), ()]
+    for _ in range(2):
+        layer.step()
+
+    layer.together.filter([5])
+    layer.alone = [layer.alone[5]]
+    assert layer.together.levels == ()
+    layer.step()
+
+
+def test_empty_batches_take_rows_in_and_are_taken_in() -> None:
+    for first, second in ([0, 0], [3, 1]), ([2, 4], [0, 0]), ([0, 0], [0, 0]):
+        layer, more = Layer(), Layer()
+        a, b, *_ = tree(layer)
+        layer.rows([(a,), (a,)], first)
+        more.rows([(b,), (a,)], second)
+
+        layer.together.extend(more.together)
+        layer.alone += more.alone
+
+        layer.step()
+        layer.step(2)
+
+
+def test_a_batch_of_another_kind_is_not_taken_in() -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    layer.rows([(a,)], [1])
+    with pytest.raises(TypeError, match="shares trunks by a BatchKVCache"):
+        layer.together.extend(BatchKVCache([0]))
+
+
+@pytest.mark.parametrize("suffixes", [[3, 1, 0], [0, 0, 0]])
+def test_a_row_taken_out_goes_on_alone(suffixes: list[int]) -> None:
+    layer = Layer()
+    a, _, c, _ = tree(layer)
+    layer.rows([(a,), (a, c), ()], suffixes)
+    if any(suffixes):
+        layer.step()
+
+    rows = [layer.together.extract(row) for row in range(3)]
+
+    assert [row.chain for row in rows] == [(a,), (a, c), ()]
+    assert [row.offset for row in rows] == [cache.offset for cache in layer.alone]
+    for row, cache in zip(rows, layer.alone, strict=True):
+        keys, values = random(1, layer.kv_heads, 3, WIDTH), random(1, layer.kv_heads, 3, WIDTH)
+        asked = random(1, layer.heads, 3, WIDTH)
+        mask = row.make_mask(3)
+        fetched = row.update_and_fetch(keys, values)
+        got = attention.shared_attention(asked, *fetched, cache=row, scale=0.4, mask=mask)
+        fetched = cache.update_and_fetch(keys, values)
+        expected = mx.fast.scaled_dot_product_attention(asked, *fetched, scale=0.4, mask="causal")
+        assert mx.abs(got - expected).max().item() < 2e-6
+        assert row.size() == row.offset == cache.offset
+
+
+def test_suffixes_are_trimmed_and_trunks_are_not() -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    layer.rows([(a,), (a,), ()], [4, 3, 6])
+    layer.step()
+
+    assert layer.together.trim(2) == 2
+    for cache in layer.alone:
+        cache.trim(2)
+    layer.step()
+
+    assert layer.together.trim(100) == 3  # what the shortest suffix has
+    for cache in layer.alone:
+        cache.trim(3)
+    layer.step()
+    row = layer.together.extract(0)
+    assert (row.trim(100), row.offset) == (2, 13)
+
+
+def test_a_copy_leaves_the_original_alone_and_copies_no_trunk() -> None:
+    layer = Layer()
+    a, b, *_ = tree(layer)
+    layer.rows([(a,), (b,)], [2, 1])
+    mx.eval(layer.together.state)
+    before = layer.together.keys.tolist()
+
+    other = copy.deepcopy(layer.together)
+    other.filter([1])
+    other.update_and_fetch(random(1, 2, 1, WIDTH), random(1, 2, 1, WIDTH))
+    mx.eval(other.state)
+
+    assert other.chains[0][0] is b
+    assert layer.together.keys.tolist() == before
+    layer.step()
+
+
+def test_a_trunk_is_in_no_rows_bytes() -> None:
+    layer = Layer()
+    a, _, c, _ = tree(layer)
+    layer.rows([(a, c)] * 3, [2, 1, 0])
+    token = 2 * layer.kv_heads * WIDTH * 4  # keys and values, float32
+
+    assert (a.nbytes, c.nbytes) == (13 * token, 40 * token)
+    assert layer.together.nbytes == 3 * 2 * token
+    row = layer.together.extract(0)
+    assert row.nbytes == 2 * token
+    assert not row.empty()
+
+
+def test_suffixes_grow_by_blocks_and_keep_nothing_of_rows_that_went() -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    layer.rows([(a,)] * 4, [3 * BLOCK, 10, 2, 0])
+    sizes = []
+    for _ in range(BLOCK + 2):
+        layer.step()
+        sizes.append(layer.together.keys.shape[2])
+    assert sum(before != after for before, after in pairwise(sizes)) == 1
+
+    layer.together.filter([1, 3])  # the longest goes
+    layer.alone = [layer.alone[1], layer.alone[3]]
+
+    used = 10 + BLOCK + 2
+    assert used <= layer.together.keys.shape[2] < used + BLOCK
+    layer.step()
+
+
+def test_part_of_a_longer_array_holds_only_its_own() -> None:
+    whole = random(1, 2, 4096, WIDTH)
+    mx.eval(whole)
+    part = Part(whole[:, :, 8:24], whole[:, :, 8:24])
+    mx.eval(part.keys, part.values)
+    del whole
+    mx.clear_cache()
+    held = mx.get_active_memory()
+
+    del part
+
+    assert held - mx.get_active_memory() <= 2 * 2 * 16 * WIDTH * 4 + 2 * 16384
+
+
+def test_windows_are_refused() -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    layer.rows([(a,)], [1])
+    for cache in (layer.together, layer.together.extract(0)):
+        with pytest.raises(ValueError, match="sliding window"):
+            cache.make_mask(1, window_size=16)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_short_floats_lose_no_more_than_by_copies(dtype: mx.Dtype) -> None:
+    mx.random.seed(5)
+    trunk, own, asked = random(1, 2, 600, 32), random(4, 2, 9, 32), random(4, 4, 1, 32)
+    copied = mx.concatenate([mx.repeat(trunk, 4, axis=0), own], axis=2)
+    exact = mx.fast.scaled_dot_product_attention(asked, copied, copied, scale=0.2)
+
+    def short(array: mx.array) -> mx.array:
+        return array.astype(dtype)
+
+    stock = mx.fast.scaled_dot_product_attention(
+        short(asked), short(copied), short(copied), scale=0.2
+    )
+    batch = BatchSharedKVCache([(Part(short(trunk), short(trunk)),)] * 4, [0] * 4)
+    shared = attention.shared_attention(
+        short(asked), *batch.update_and_fetch(short(own), short(own)), batch, 0.2, None
+    )
+
+    def error(found: mx.array) -> float:
+        return float(mx.sqrt(mx.square(found.astype(mx.float32) - exact).mean()).item())
+
+    assert shared.dtype == dtype
+    assert error(shared) <= 1.3 * error(stock)
+
+
+def test_masks_of_the_models_own_are_kept() -> None:
+    layer = Layer()
+    a, *_ = tree(layer)
+    layer.rows([(a,), (a,)], [3, 3])
+    keys, values = layer.together.keys_and_values()
+    asked, bias = random(2, 4, 1, WIDTH), random(2, 4, 1, 3)
+
+    got = attention.shared_attention(asked, keys, values, layer.together, 0.4, bias)
+
+    for row, cache in enumerate(layer.alone):
+        one = slice(row, row + 1)
+        whole = mx.concatenate([mx.zeros((1, 4, 1, 13)), bias[one]], axis=-1)
+        expected = mx.fast.scaled_dot_product_attention(
+            asked[one], *cache.keys_and_values(), scale=0.4, mask=whole
+        )
+        assert mx.abs(got[one] - expected).max().item() < 2e-6

@@ -1,0 +1,336 @@
+"""Which models hold a trunk once, when rows refer to it, and what memory that takes."""
+
+import gc
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from driving import finish, greedy_text, run, task, texts
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.models import base, qwen3, qwen3_moe
+from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+from test_same_answers import branching
+from tiny import FAMILIES, tiny_model
+
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.kv.prefix_cache import Trunk, Trunks, key_of
+from mlx_rq.engine.kv.shared_attention import shared_attention
+from mlx_rq.engine.kv.sharing import Sharing, built_on, frozen, standing, worth
+from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.options import EngineOptions
+from mlx_rq.engine.scheduling.budget import measure_kv, referred_to
+
+HELD_ONCE = {
+    "llama": "3 of 3 layers",
+    "qwen3": "3 of 3 layers",
+    "qwen3_moe": "3 of 3 layers",
+    "gpt_oss": "2 of 3 layers",
+    "gemma3_text": "1 of 3 layers",
+    "lfm2": "1 of 3 layers",
+    "qwen3_next": "1 of 3 layers",
+}
+COPIED = {
+    "gemma4_text": "it would change the logits",
+    "deepseek_v3": "ValueError: ",
+    "gemma2": "the model does not use mlx-lm's attention function",
+    "llama4": "AttributeError: 'ChunkedKVCache' object has no attribute 'merge'",
+}
+TOKEN = 768
+"""Bytes of KV for each token of the tiny llama."""
+
+
+@pytest.mark.parametrize("family", [*HELD_ONCE, *COPIED])
+def test_a_model_is_tried_when_it_is_loaded(family: str) -> None:
+    sharing = Sharing(tiny_model(family).model)
+
+    assert sharing.on == (family in HELD_ONCE)
+    way, why = ("held once", HELD_ONCE) if sharing.on else ("copied into each row", COPIED)
+    assert str(sharing).startswith(f"{way} ({why[family]}")
+    sharing.remove()
+
+
+def test_every_family_of_the_same_answer_tests_is_known() -> None:
+    assert set(FAMILIES) <= {*HELD_ONCE, *COPIED}
+
+
+def test_the_engine_says_which_way_is_in_use_and_why() -> None:
+    def said(family: str, **options: Any) -> str:
+        return MLXEngine(tiny_model(family), EngineOptions(**options)).trunk_sharing
+
+    assert said("llama") == "held once (3 of 3 layers)"
+    assert said("llama", share_trunks=False) == "copied into each row (switched off)"
+    assert said("llama4") == "copied into each row (rows are not batched)"
+
+
+def test_only_the_models_own_attention_is_exchanged_and_only_while_it_is_loaded() -> None:
+    stock = base.scaled_dot_product_attention
+
+    first, second = (MLXEngine(tiny_model("qwen3_moe")) for _ in range(2))
+    assert qwen3_moe.scaled_dot_product_attention is shared_attention
+    assert qwen3.scaled_dot_product_attention is base.scaled_dot_product_attention is stock
+
+    del first
+    gc.collect()
+    assert qwen3_moe.scaled_dot_product_attention is shared_attention  # the second goes on with it
+    del second
+    gc.collect()
+    assert qwen3_moe.scaled_dot_product_attention is stock
+
+
+def test_what_was_tried_in_vain_is_taken_out() -> None:
+    sharing = Sharing(tiny_model("gemma4_text").model)
+
+    assert not sharing.on
+    module = __import__("sys").modules["mlx_lm.models.gemma4_text"]
+    assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize(
+    ("chain", "parts"),
+    [
+        ([(100, 10)], 1),
+        ([(100, 9)], 0),  # too short for so few rows
+        ([(5000, 1)], 0),  # nobody to share with
+        ([(20, 10), (500, 10)], 2),  # a short system prompt above a long document
+        ([(200, 10), (20, 10)], 1),
+        ([(20, 10), (30, 10)], 0),
+        ([(2000, 10), (2000, 1)], 1),
+        (
+            [(20, 1), (2000, 10)],
+            0,
+        ),  # never so in a batch: whoever refers to the second does to both
+        ([(200, 10), (60, 10), (90, 10), (60, 10)], 1),
+        ([(200, 10), (60, 10), (190, 10), (60, 10)], 3),
+        ([], 0),
+    ],
+)
+def test_rows_refer_to_what_pays(chain: list[tuple[int, int]], parts: int) -> None:
+    assert worth(chain, 999) == parts
+
+
+def build(trunks: Trunks, tokens: list[int]) -> Trunk:
+    trunk = None
+    while trunk is None:
+        trunk = trunks.build(key_of(tokens))
+    return trunk
+
+
+def three_deep(share_from: int | None = 1) -> tuple[Trunks, list[Trunk]]:
+    """A system prompt of 40 tokens, below it a document of 30, below it a section of 10."""
+    clock = count()
+    trunks = Trunks(
+        tiny_model("llama").model, chunk=16, share_from=share_from, clock=lambda: next(clock)
+    )
+    tokens = list(range(80))
+    return trunks, [build(trunks, tokens[:depth]) for depth in (40, 70, 80)]
+
+
+def test_a_longer_trunk_holds_only_what_it_adds() -> None:
+    trunks, (system, document, section) = three_deep()
+
+    assert [trunk.nbytes for trunk in (system, document, section)] == [
+        tokens * TOKEN for tokens in (40, 30, 10)
+    ]
+    assert trunks.nbytes == 80 * TOKEN
+    assert section.chain == (system, document, section)
+    for layer in range(3):
+        assert section.caches[layer].chain[:2] == document.caches[layer].chain
+    assert trunks.prefilled_tokens == 80
+
+    copies, _ = three_deep(share_from=None)
+    assert copies.nbytes == (40 + 70 + 80) * TOKEN
+
+
+def test_what_others_refer_to_is_evicted_last() -> None:
+    trunks, (system, _, section) = three_deep()
+    other = build(trunks, [99] * 20)
+
+    assert not trunks.shrink(39 * TOKEN, keep=frozenset(), in_use=[system])
+    assert len(trunks) == 4
+    assert trunks.shrink(70 * TOKEN, keep=frozenset({other.key}), in_use=[system])
+    assert (trunks.nbytes, trunks.evicted) == (60 * TOKEN, 2)  # section, then document
+    assert trunks.shrink(0, keep=frozenset())
+    assert len(trunks) == 0
+
+    trunks, (_, _, section) = three_deep()
+    trunks.use(section, 50)  # worth more than what it refers to
+    assert trunks.shrink(79 * TOKEN, keep=frozenset())
+    assert trunks.nbytes == 70 * TOKEN
+
+    trunks, (_, _, section) = three_deep()
+    assert not trunks.shrink(79 * TOKEN, keep=frozenset({section.key}))
+    assert not trunks.shrink(79 * TOKEN, keep=frozenset(), in_use=[section])
+    trunks.build(key_of([*range(70), 7, 8, *range(30)]))  # begun, on the document
+    assert not trunks.shrink(69 * TOKEN, keep=frozenset())
+    assert trunks.shrink(70 * TOKEN, keep=frozenset())
+    trunks.abandon()
+    assert trunks.shrink(0, keep=frozenset())
+
+
+@pytest.mark.parametrize("family", list(HELD_ONCE))
+def test_a_trunk_below_another_is_what_it_would_be_alone(family: str) -> None:
+    model = tiny_model(family).model
+    system, document, asked = list(range(1, 30)), list(range(60, 40, -1)), mx.array([[3, 4, 5]])
+    plain = make_prompt_cache(model)
+    model(mx.array([[*system, *document]]), cache=plain)
+    upper = make_prompt_cache(model)
+    model(mx.array([system]), cache=upper)
+    outer, _ = frozen(upper)
+
+    lower = built_on(outer)
+    model(mx.array([document]), cache=lower)
+    trunk, _ = frozen(lower, outer)
+    sharing = Sharing(model)
+    row = [layer.merge([layer]) for layer in standing(trunk, 1)]
+    merged = [layer.merge([layer]) for layer in standing(trunk, 2)]
+
+    expected = model(asked, cache=plain)
+    for caches in (row, merged):
+        assert mx.abs(model(asked, cache=caches) - expected).max().item() < 1e-3
+    sharing.remove()
+
+
+def sharing_bodies(jobs: int, trunk: int = 60, answer: int = 24) -> list[dict[str, Any]]:
+    """Completions that have a trunk in common and 3 tokens of their own."""
+    system = [(7 * i + 3) % 250 for i in range(trunk)]
+    more = {"max_tokens": answer, "min_tokens": answer, "temperature": 0}
+    return [{"prompt": [*system, i, 251, i], **more} for i in range(jobs)]
+
+
+def peak_kv(model: LoadedModel, bodies: list[Any], **options: Any) -> tuple[int, int, MLXEngine]:
+    """The most KV bytes and the most rows that an engine had at once."""
+    _, engine = run(model, [], rows=8, **options)
+    engine.add([task(str(i), body) for i, body in enumerate(bodies)])
+    results: dict[str, Any] = {}
+    most = rows = 0
+    while len(results) < len(bodies):
+        results.update((outcome.id, outcome.result) for outcome in engine.step())
+        most, rows = max(most, engine.kv_in_use()[0]), max(rows, engine.running)
+    for index, body in enumerate(bodies):
+        assert texts(results[str(index)]) == [greedy_text(model, body)]
+    return most, rows, engine
+
+
+def test_a_trunk_is_held_once_however_many_rows_stand_on_it() -> None:
+    model, bodies = tiny_model("llama"), sharing_bodies(12)
+
+    copied, _, engine = peak_kv(model, bodies, share_trunks=False)
+    assert engine.totals.rows_sharing == 0
+    shared, rows, engine = peak_kv(model, bodies)
+
+    assert engine.totals.rows_sharing == 12
+    assert rows == 8
+    assert shared <= (60 + 8 * 64) * TOKEN  # one trunk, and a block of slots for each row
+    assert copied >= (60 + 8 * 64) * TOKEN + 7 * 60 * TOKEN
+    assert engine.totals.trunk_bytes == 60 * TOKEN
+
+
+def test_more_rows_fit_where_they_share() -> None:
+    model, bodies = tiny_model("llama"), sharing_bodies(12)
+    room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24)), "reserve": 24}
+
+    _, copies, engine = peak_kv(model, bodies, share_trunks=False, **room)
+    assert engine.totals.rows_sharing == 0
+    _, rows, _ = peak_kv(model, bodies, **room)
+
+    assert (copies, rows) == (1, 5)
+
+
+def test_short_of_memory_rows_share_what_would_else_not_pay() -> None:
+    model, bodies = tiny_model("llama"), sharing_bodies(12)
+    room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24)), "reserve": 24}
+
+    _, rows, engine = peak_kv(model, bodies, share_from=10**9)
+    assert (rows, engine.totals.rows_sharing) == (8, 0)
+    _, rows, engine = peak_kv(model, bodies, share_from=10**9, **room)
+
+    assert (rows, engine.totals.rows_sharing) == (5, 12)
+
+
+def test_rows_with_windows_reserve_what_they_hold_themselves() -> None:
+    model = tiny_model("gemma3_text")
+    _, engine = run(model, [])
+    cost = engine._running.memory.cost
+
+    assert 3 * cost.shareable == cost.per_token  # one layer of three
+    assert cost.bytes(2, 100) == 2 * 100 * cost.per_token
+    assert cost.bytes(2, 100, own=10) == 2 * (100 * cost.per_token - 90 * cost.shareable)
+
+
+class Nested:
+    """A model of two layers, the first of which keeps two caches."""
+
+    def make_cache(self) -> list[Any]:
+        return [CacheList(KVCache(), KVCache()), KVCache()]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
+        for leaf in (*cache[0].caches, cache[1]):
+            leaf.update_and_fetch(mx.zeros((1, 1, 1, 4)), mx.zeros((1, 1, 1, 4)))
+
+
+def test_caches_within_caches_are_each_rows_own() -> None:
+    cost = measure_kv(Nested())  # type: ignore[arg-type]
+
+    assert (cost.per_token, cost.shareable) == (3 * 32, 32)
+
+
+def test_what_running_rows_refer_to_is_not_evicted_for_others() -> None:
+    model, bodies = tiny_model("llama"), sharing_bodies(4, trunk=60, answer=40)
+    _, engine = run(model, [], reserve=8)
+    engine.add([task(str(i), body) for i, body in enumerate(bodies)])
+    while engine.running < 4:
+        engine.step()
+    running = engine._running
+    rows, trunks, memory = list(running), running.trunks, running.memory
+    (trunk,) = set(referred_to(rows))
+
+    def fitting(tokens: int) -> int:
+        memory.nbytes = tokens * TOKEN
+        return memory.fitting(rows, rows[:1], trunks, frozenset(), trunk)
+
+    own = max(len(row.tokens) - 60 + 8 for row in rows)
+    assert fitting(60 + 5 * own) == 1
+    assert fitting(59 + 5 * own) == 0
+    assert not memory.outgrown(rows, trunks)
+    memory.nbytes = 59 * TOKEN
+    assert memory.outgrown(rows, trunks)
+    assert len(trunks) == 1
+
+    put_back = running.make_room()
+    assert put_back == rows[:0:-1]  # the newest first; one goes on
+    assert referred_to(rows) == [trunk]
+    for row in put_back:
+        engine._put_back(row)
+    memory.nbytes = 2**30
+    assert len(finish(engine, 4)) == 4
+    assert referred_to(rows) == []
+    memory.nbytes = 59 * TOKEN
+    assert trunks.shrink(memory.nbytes, keep=frozenset())
+    assert len(trunks) == 0
+
+
+@pytest.mark.parametrize("family", list(HELD_ONCE))
+def test_answers_and_logprobs_are_those_of_copies(family: str) -> None:
+    model = tiny_model(family)
+    bodies = [{**body, "logprobs": 2, "n": 1 + i % 2} for i, body in enumerate(branching(5, 30))]
+
+    copied, _ = run(model, bodies, rows=8, min_trunk_tokens=1, share_trunks=False)
+    shared, engine = run(model, bodies, rows=8, min_trunk_tokens=1)
+
+    assert engine.totals.rows_sharing > 15
+    for one, other in zip(copied, shared, strict=True):
+        assert texts(one) == texts(other)
+        for ours, theirs in zip(one["choices"], other["choices"], strict=True):
+            pair = (ours["logprobs"]["token_logprobs"], theirs["logprobs"]["token_logprobs"])
+            assert all(abs(a - b) < 2e-4 for a, b in zip(*pair, strict=True))
+
+
+@given(
+    chain=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 32)), max_size=6),
+    share_from=st.integers(1, 5000),
+)
+def test_more_rows_never_share_less(chain: list[tuple[int, int]], share_from: int) -> None:
+    more = [(tokens, rows + 1) for tokens, rows in chain]
+    assert worth(chain, share_from) <= worth(more, share_from) <= len(chain)

@@ -1,0 +1,355 @@
+"""What a schema says is enforced, or refused with the reason: never ignored."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import speaking
+
+from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
+from mlx_rq.engine.structured.grammar import closed, grammar_of
+from mlx_rq.engine.structured.llguidance_backend import Guidance
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.validation import validate
+
+MODEL = speaking.model()
+GUIDANCE = Guidance(MODEL)
+DIALECT = dialect_of(MODEL.tokenizer)
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def compiled(reasoning: bool | None = False, **body: Any) -> Compiled:
+    request = validate("chat", {"messages": MESSAGES, **body})
+    grammar = grammar_of(request, DIALECT, reasoning)
+    assert grammar is not None
+    return GUIDANCE.compile(grammar)
+
+
+def json_schema(schema: Any, strict: bool = True) -> dict[str, Any]:
+    wanted = {"name": "X", "schema": schema, "strict": strict}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+def fits(grammar: Compiled, text: str) -> bool:
+    """Whether the constraint lets exactly this text through."""
+    constraint = grammar.start(10_000, close=False)
+    assert constraint is not None
+    for token in MODEL.tokenizer.encode(text, add_special_tokens=False):
+        masks = np.full((1, (MODEL.vocab_size + 31) // 32), -1, np.int32)
+        if constraint.done:
+            return False
+        constraint.fill([(constraint, 0)], masks)
+        if not int(masks[0, token >> 5]) >> (token & 31) & 1:
+            return False
+        constraint.accept(token)
+    assert constraint.fault is None
+    return constraint.complete
+
+
+OBJECT = {"type": "object"}
+# Keyword: the schema, what fits it, what does not.
+ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "type string": ({"type": "string"}, ["", 'aé日\n"\\'], [1, None]),
+    "type integer": ({"type": "integer"}, [0, -12, 10**20], [1.5, "1"]),
+    "type number": ({"type": "number"}, [0, -1.5, 1e10], ["1", True]),
+    "type boolean": ({"type": "boolean"}, [True, False], [0, "true"]),
+    "type null": ({"type": "null"}, [None], [0, ""]),
+    "type array": ({"type": "array"}, [[], [1, "a", None]], [{}]),
+    "type object": (OBJECT, [{}, {"a": [1]}], [[]]),
+    "several types": ({"type": ["integer", "null"]}, [1, None], ["a", 1.5]),
+    "no type": ({}, [1, "a", None, [], {"a": 1}], []),
+    "true": ({"type": "array", "items": True}, [[1, "a"]], [1]),
+    "nullable": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["a", None], [1]),
+    "enum": ({"enum": ["a", 1, None, "日本", [1]]}, ["a", 1, None, "日本", [1]], ["b", 2, [2]]),
+    "big enum": ({"enum": [f"v{i}" for i in range(5000)]}, ["v0", "v4999"], ["v5000", "v"]),
+    "const": ({"const": {"a": [1, "é"]}}, [{"a": [1, "é"]}], [{"a": [2, "é"]}, {}]),
+    "minimum": ({"type": "integer", "minimum": -3}, [-3, 0, 99], [-4]),
+    "maximum": ({"type": "integer", "maximum": 12}, [12, -50], [13, 100]),
+    "exclusiveMinimum": ({"type": "integer", "exclusiveMinimum": 3}, [4], [3, 0]),
+    "exclusiveMaximum": ({"type": "integer", "exclusiveMaximum": 3}, [2, -1], [3, 4]),
+    "bounds of numbers": (
+        {"type": "number", "minimum": -0.5, "exclusiveMaximum": 2.25},
+        [-0.5, 0, 2.2499],
+        [-0.51, 2.25, 3],
+    ),
+    "multipleOf": ({"type": "integer", "multipleOf": 7}, [0, 7, 49, -14], [1, 50]),
+    "multipleOf decimal": ({"type": "number", "multipleOf": 0.25}, [0.25, 1.75], [0.3]),
+    "minLength": ({"type": "string", "minLength": 2}, ["ab", "éé"], ["a", "é", ""]),
+    "maxLength": ({"type": "string", "maxLength": 2}, ["ab", "日本", ""], ["abc"]),
+    "pattern": ({"type": "string", "pattern": "^[a-c]{2}$"}, ["ab"], ["ad", "abc", "a"]),
+    "pattern in the middle": ({"type": "string", "pattern": "b+"}, ["abbc", "b"], ["a", ""]),
+    "pattern with length": (
+        {"type": "string", "pattern": "^a*$", "minLength": 2, "maxLength": 4},
+        ["aa", "aaaa"],
+        ["a", "aaaaa", "ab"],
+    ),
+    "format date": ({"type": "string", "format": "date"}, ["2024-02-28"], ["2024-13-01", "x"]),
+    "format date-time": (
+        {"type": "string", "format": "date-time"},
+        ["2024-02-28T10:00:00Z"],
+        ["2024-02-28"],
+    ),
+    "format uuid": (
+        {"type": "string", "format": "uuid"},
+        ["123e4567-e89b-12d3-a456-426614174000"],
+        ["123e4567"],
+    ),
+    "format email": ({"type": "string", "format": "email"}, ["a@b.de"], ["a.b.de"]),
+    "format ipv4": ({"type": "string", "format": "ipv4"}, ["127.0.0.1"], ["256.0.0.1"]),
+    "items": ({"type": "array", "items": {"type": "integer"}}, [[], [1, 2]], [["a"], [1, None]]),
+    "minItems": ({"type": "array", "minItems": 2}, [[1, 2], [1, 2, 3]], [[], [1]]),
+    "maxItems": ({"type": "array", "maxItems": 1}, [[], [1]], [[1, 2]]),
+    "prefixItems": (
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+        [[1, "a"], [1], []],
+        [["a"], [1, "a", 2]],
+    ),
+    "properties": (
+        {**OBJECT, "properties": {"a": {"type": "integer"}}, "additionalProperties": True},
+        [{}, {"a": 1}, {"b": "x"}],
+        [{"a": "x"}],
+    ),
+    "required": (
+        {**OBJECT, "properties": {"a": {}, "b": {}}, "required": ["b"]},
+        [{"a": 1, "b": 2}, {"b": 2}],
+        [{}, {"a": 1}],
+    ),
+    "additionalProperties false": (
+        {**OBJECT, "properties": {"a": {}}, "additionalProperties": False},
+        [{}, {"a": 1}],
+        [{"b": 1}],
+    ),
+    "additionalProperties schema": (
+        {**OBJECT, "additionalProperties": {"type": "integer"}},
+        [{}, {"x": 1, "é": 2}],
+        [{"x": "a"}],
+    ),
+    "patternProperties": (
+        {
+            **OBJECT,
+            "patternProperties": {"^n_": {"type": "integer"}},
+            "additionalProperties": False,
+        },
+        [{}, {"n_a": 1}],
+        [{"n_a": "x"}, {"a": 1}],
+    ),
+    "unicode keys": (
+        {**OBJECT, "properties": {"größe 日本": {"type": "integer"}}, "required": ["größe 日本"]},
+        [{"größe 日本": 1}],
+        [{"grösse": 1}],
+    ),
+    "empty object": (
+        {**OBJECT, "properties": {}, "additionalProperties": False},
+        [{}],
+        [{"a": 1}, []],
+    ),
+    "minProperties": ({**OBJECT, "minProperties": 1, "maxProperties": 2}, [{"a": 1}], [{}]),
+    "anyOf": (
+        {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+        [1, [1]],
+        ["a", ["a"]],
+    ),
+    "oneOf apart": (
+        {
+            "oneOf": [
+                {**OBJECT, "properties": {"k": {"const": "a"}, "x": {}}, "required": ["k"]},
+                {**OBJECT, "properties": {"k": {"const": "b"}}, "required": ["k"]},
+            ]
+        },
+        [{"k": "a", "x": 1}, {"k": "b"}],
+        [{"k": "c"}],
+    ),
+    "allOf": (
+        {"allOf": [{"type": "integer", "minimum": 2}, {"maximum": 4}]},
+        [2, 4],
+        [1, 5],
+    ),
+    "allOf of objects": (
+        {
+            "allOf": [
+                {**OBJECT, "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {**OBJECT, "properties": {"b": {"type": "string"}}, "required": ["b"]},
+            ]
+        },
+        [{"a": 1, "b": "x"}],
+        [{"a": 1}, {"a": "x", "b": "x"}],
+    ),
+    "$ref": (
+        {"$defs": {"n": {"type": "integer"}}, "type": "array", "items": {"$ref": "#/$defs/n"}},
+        [[1]],
+        [["a"]],
+    ),
+    "definitions": (
+        {"definitions": {"n": {"type": "integer"}}, "$ref": "#/definitions/n"},
+        [1],
+        ["a"],
+    ),
+    "recursion": (
+        {
+            "$defs": {
+                "tree": {
+                    **OBJECT,
+                    "properties": {
+                        "v": {"type": "integer"},
+                        "c": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+                    },
+                    "required": ["v", "c"],
+                }
+            },
+            "$ref": "#/$defs/tree",
+        },
+        [{"v": 1, "c": [{"v": 2, "c": []}]}],
+        [{"v": 1, "c": [{"v": 2}]}],
+    ),
+    "title, description, default, examples": (
+        {"type": "integer", "title": "T", "description": "D", "default": 1, "examples": [2]},
+        [3],
+        ["a"],
+    ),
+}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "not": ({"not": {"type": "integer"}}, '"not"'),
+    "if": ({"type": "integer", "if": {"minimum": 2}, "then": {"maximum": 4}}, '"if"'),
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
+    "contains": ({"type": "array", "contains": {"type": "integer"}}, '"contains"'),
+    "propertyNames": ({**OBJECT, "propertyNames": {"maxLength": 2}}, '"propertyNames"'),
+    "dependentRequired": ({**OBJECT, "dependentRequired": {"a": ["b"]}}, '"dependentRequired"'),
+    "dependentSchemas": ({**OBJECT, "dependentSchemas": {"a": {}}}, '"dependentSchemas"'),
+    "unevaluatedProperties": (
+        {**OBJECT, "unevaluatedProperties": False},
+        '"unevaluatedProperties"',
+    ),
+    "unevaluatedItems": ({"type": "array", "unevaluatedItems": False}, '"unevaluatedItems"'),
+    "oneOf that overlaps": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+    "format": ({"type": "string", "format": "telephone"}, "telephone"),
+    "lookahead": ({"type": "string", "pattern": "a(?=b)"}, "look-around"),
+    "false": ({**OBJECT, "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
+    "no number between": ({"type": "integer", "minimum": 3, "maximum": 2}, "greater than"),
+    "foreign $ref": ({"$ref": "https://example.com/schema.json"}, "example.com"),
+    "missing $ref": ({"$ref": "#/$defs/missing"}, "/$defs/missing"),
+    "$ref to itself": ({"$ref": "#"}, "no value can satisfy it"),
+    "unknown type": ({"type": "text"}, "'text' is not valid"),
+    "wrong keyword value": ({"type": "integer", "minimum": "3"}, "is not of type 'number'"),
+}
+
+
+@pytest.mark.parametrize("keyword", ENFORCED)
+def test_keyword_is_enforced(keyword: str) -> None:
+    schema, valid, invalid = ENFORCED[keyword]
+    grammar = compiled(**json_schema(schema))
+
+    assert [v for v in valid if not fits(grammar, json.dumps(v, ensure_ascii=False))] == []
+    assert [v for v in invalid if fits(grammar, json.dumps(v, ensure_ascii=False))] == []
+    assert not grammar.warnings
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_keyword_is_refused_with_the_reason(keyword: str) -> None:
+    schema, reason = REFUSED[keyword]
+
+    with pytest.raises(GrammarFault) as fault:
+        compiled(**json_schema(schema))
+
+    assert reason in str(fault.value)
+    assert "\n" not in str(fault.value)
+    assert "%json" not in str(fault.value), "the grammar is the engine's affair"
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["not", "if", "uniqueItems", "contains", "propertyNames", "dependentRequired", "format"],
+)
+def test_what_is_not_strict_is_checked_at_the_end_and_warns(keyword: str) -> None:
+    schema, reason = REFUSED[keyword]
+
+    grammar = compiled(**json_schema(schema, strict=False))
+
+    assert reason.strip('"') in grammar.warnings[0]
+
+
+def test_lenient_check_finds_what_was_passed_over() -> None:
+    grammar = compiled(**json_schema({"type": "array", "uniqueItems": True}, strict=False))
+    (check,) = grammar.checks
+    assert check is not None
+    assert check.fault([1, 2]) is None
+    assert "non-unique" in (check.fault([1, 1]) or "")
+
+
+def test_keys_come_in_the_order_of_the_schema() -> None:
+    properties = {"z": {"type": "integer"}, "a": {"type": "integer"}}
+    grammar = compiled(**json_schema({**OBJECT, "properties": properties, "required": ["z", "a"]}))
+    assert fits(grammar, '{"z": 1, "a": 2}')
+    assert not fits(grammar, '{"a": 2, "z": 1}')
+
+
+def test_white_space_is_bounded() -> None:
+    grammar = compiled(**json_schema({"type": "array", "items": {"type": "integer"}}))
+    assert fits(grammar, "[" + " " * 20 + "1]")
+    assert not fits(grammar, "[" + " " * 21 + "1]")
+
+
+def test_strict_closes_objects_that_do_not_say() -> None:
+    schema = {
+        **OBJECT,
+        "properties": {"in": {**OBJECT, "properties": {}}, "any": OBJECT, "properties": {}},
+        "$defs": {"d": {**OBJECT, "properties": {"a": {"const": {"properties": {}}}}}},
+    }
+    done = closed(schema)
+    assert done["additionalProperties"] is False
+    assert done["properties"]["in"]["additionalProperties"] is False
+    assert done["properties"]["any"] == OBJECT
+    assert done["$defs"]["d"]["additionalProperties"] is False
+    assert done["$defs"]["d"]["properties"]["a"] == {"const": {"properties": {}}}
+    assert "additionalProperties" not in schema
+
+    assert not fits(compiled(**json_schema({**OBJECT, "properties": {"a": {}}})), '{"b": 1}')
+    assert fits(compiled(**json_schema({**OBJECT, "properties": {"a": {}}}, False)), '{"b": 1}')
+
+
+@pytest.mark.parametrize(
+    ("body", "yes", "no"),
+    [
+        ({"guided_regex": r"^\d{3}-\d{4}$"}, ["123-4567"], ["123-456", "a123-4567", "^123-4567$"]),
+        ({"guided_regex": r"a/b|c\$"}, ["a/b", "c$"], ["c", "a"]),
+        (
+            {"guided_choice": ["yes", "no", 'a"b', "zwölf\n", "\\d"]},
+            ['a"b', "zwölf\n", "\\d"],
+            ["y"],
+        ),
+        ({"structured_outputs": {"json": '{"type": "integer"}'}}, ["12"], ["a"]),
+        ({"guided_json": {"enum": ["ä"]}}, ['"ä"'], ["ä"]),
+        ({"guided_grammar": 'start: "a" b*\nb: /[0-9]/ ";"'}, ["a", "a1;2;"], ["b", "a1"]),
+        ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1]}'], ["[]", "1"]),
+    ],
+)
+def test_other_shapes(body: dict[str, Any], yes: list[str], no: list[str]) -> None:
+    grammar = compiled(**body)
+    assert [text for text in yes if not fits(grammar, text)] == []
+    assert [text for text in no if fits(grammar, text)] == []
+
+
+def test_each_part_of_a_request_is_blamed_for_its_own_fault() -> None:
+    good = {"type": "function", "function": {"name": "good", "parameters": OBJECT}}
+    bad = {
+        "type": "function",
+        "function": {"name": "bad", "strict": True, "parameters": {**OBJECT, "not": {}}},
+    }
+    request = validate("chat", {"messages": MESSAGES, "tools": [good, bad]})
+    grammar = grammar_of(request, DIALECT, False)
+    assert grammar is not None
+
+    with pytest.raises(GrammarFault) as fault:
+        GUIDANCE.compile(grammar)
+
+    error = grammar.parts[fault.value.part].error(str(fault.value))
+    assert str(error).startswith("Invalid schema for function 'bad': ")
+    assert error.param == "tools[1].function.parameters"
+    assert error.code == "invalid_function_parameters"
+
+
+def test_reasoning_length_needs_reasoning() -> None:
+    request = validate("chat", {"messages": MESSAGES, "reasoning_length": {"min": 5}})
+    with pytest.raises(RequestError, match="reasoning_length"):
+        grammar_of(request, DIALECT, False)

@@ -1,0 +1,93 @@
+"""What is read off a row's text, whether or not its grammar is there."""
+
+import threading
+from typing import Any
+
+import pytest
+import speaking
+from driving import run
+
+from mlx_rq.engine.structured.constraint import Compilation
+from mlx_rq.engine.structured.output_format import Form, Forms, InvalidAnswer
+from mlx_rq.jobs.openai.responses_to_chat import generated
+from mlx_rq.jobs.openai.validation import kind_of, validate
+
+MODEL = speaking.model()
+LONG = {"type": "string", "minLength": 500}
+FORMAT = {"type": "json_schema", "name": "X", "strict": True, "schema": LONG}
+
+
+def form_of(forms: Forms, body: dict[str, Any]) -> Form:
+    return forms.form_of(generated(validate(kind_of(body), body)), [1])
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x"}], "guided_json": LONG, **fields}
+
+
+@pytest.mark.parametrize(
+    ("body", "advice"),
+    [
+        (chat(max_completion_tokens=20), "Raise max_completion_tokens."),
+        (chat(max_tokens=20), "Raise max_completion_tokens."),
+        ({"prompt": "x", "max_tokens": 20, "guided_json": LONG}, "Raise max_tokens."),
+        ({"prompt": "x", "guided_json": LONG}, "Raise max_tokens."),
+        (
+            {"input": "x", "max_output_tokens": 20, "text": {"format": FORMAT}},
+            "Raise max_output_tokens.",
+        ),
+    ],
+)
+def test_a_budget_too_small_names_the_field_of_this_kind_of_request(
+    body: dict[str, Any], advice: str
+) -> None:
+    (result,), _ = run(MODEL, [body])
+    assert [warning["code"] for warning in result["warnings"]] == ["budget_too_small"]
+    assert result["warnings"][0]["message"].endswith(advice)
+
+
+def test_where_the_context_is_the_budget_no_field_is_named() -> None:
+    form = form_of(Forms(MODEL), chat())
+    constraint = form.start(20)
+    (warning,) = form.read('"', "length", constraint, 20).warnings
+    assert warning["code"] == "budget_too_small"
+    assert warning["message"].endswith("Shorten the prompt.")
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Forms:
+    """Forms whose grammars are never compiled; to wait for one fails."""
+    forms = Forms(MODEL)
+    monkeypatch.setattr(forms._compilers, "_compile", lambda _: threading.Event().wait(60))
+
+    def waits(_: Compilation) -> None:
+        raise AssertionError("reading a text waits for its grammar")
+
+    monkeypatch.setattr(Compilation, "result", waits)
+    return forms
+
+
+def test_reading_never_waits_for_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = held_up(monkeypatch)
+    body = {"prompt": "x", "echo": True, "max_tokens": 0, "guided_json": LONG}
+    form = form_of(forms, body)
+    assert not form.ready
+    reading = form.read("", "length", None, 0)
+    assert (reading.content, reading.warnings) == ("", [])
+    with pytest.raises(InvalidAnswer, match="was not compiled"):
+        form.read("", "stop", None, 0)
+
+
+@pytest.mark.parametrize("compiled", ["start: nonsense", 'start: "a" "b" "c"'])
+def test_a_row_that_generates_nothing_is_read_alike_whatever_its_grammar(compiled: str) -> None:
+    body = {"prompt": "x", "echo": True, "max_tokens": 0, "guided_grammar": compiled}
+    form = form_of(Forms(MODEL), body)
+    assert form.compilation is not None
+    assert form.compilation._run.ended.wait(60)
+    assert form.read("", "length", None, 0).warnings == []
+
+
+def test_a_row_that_generates_nothing_is_answered_whatever_its_grammar() -> None:
+    body = {"prompt": "x", "echo": True, "max_tokens": 0, "guided_grammar": "start: nonsense"}
+    (result, other), _ = run(MODEL, [body, {"prompt": "x", "max_tokens": 2}])
+    assert result["choices"][0]["text"] == "x"
+    assert "choices" in other

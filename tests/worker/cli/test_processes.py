@@ -1,0 +1,128 @@
+"""Real worker processes: what signals do to them, and what is left when one is killed."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes import PATIENCE, StartWorker, eventually
+from redis import Redis
+from rq.command import send_shutdown_command
+
+from mlx_rq import Job, as_completed, submit, submit_many
+
+HI = [{"role": "user", "content": "Say hi."}]
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from fakes import FakeEngine
+from mlx_rq.jobs.queue.connection import new_connection
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.worker import MLXWorker
+
+class Engine(FakeEngine):
+    def add(self, tasks):
+        refused = super().add(tasks)
+        for task in tasks:
+            if task.request.seed == 1:
+                self.release(task.id)
+        return refused
+
+worker = MLXWorker(
+    Engine(hold=True), new_connection(), new_connection(), name="child",
+    options=WorkerOptions(lease=1, grace=float(sys.argv[2])),
+)
+worker.run()
+print("ended well", flush=True)
+"""
+"""A worker that answers the jobs with seed 1 and holds all others."""
+
+
+class Child:
+    """A worker in a process of its own."""
+
+    def __init__(self, grace: float) -> None:
+        tests = str(Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, tests, str(grace)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def wait(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, output.strip()
+
+
+@pytest.fixture
+def children(redis_url: str) -> Iterator[list[Child]]:
+    """Children that a test starts; none outlives it."""
+    started: list[Child] = []
+    yield started
+    for child in started:
+        if child.process.poll() is None:
+            child.process.kill()
+            child.process.communicate()
+
+
+def in_progress(*jobs: Job) -> None:
+    """Waits until jobs are worked on."""
+    eventually(lambda: all(job.status() == "in_progress" for job in jobs), "the claim")
+
+
+def test_a_signal_ends_it_in_good_order_and_hands_back_what_it_holds(
+    children: list[Child], connection: Redis
+) -> None:
+    child = Child(grace=0.1)
+    children.append(child)
+    done = submit(messages=HI, seed=1)
+    held = submit(messages=HI)
+    done.result(PATIENCE)
+    in_progress(held)
+
+    child.process.send_signal(signal.SIGTERM)
+
+    assert child.wait() == (0, "ended well")
+    assert held.status() == "queued"
+    assert connection.smembers("rq:workers") == set()
+
+
+def test_a_second_signal_does_not_wait_for_the_grace(children: list[Child]) -> None:
+    child = Child(grace=1000)
+    children.append(child)
+    held = submit(messages=HI)
+    in_progress(held)
+    child.process.send_signal(signal.SIGTERM)
+    child.process.send_signal(signal.SIGINT)
+    assert child.wait() == (0, "ended well")
+    assert held.status() == "queued"
+
+
+def test_rqs_shutdown_command_which_is_a_sigint_ends_it_in_good_order(
+    children: list[Child], connection: Redis
+) -> None:
+    child = Child(grace=0.1)
+    children.append(child)
+    submit(messages=HI, seed=1).result(PATIENCE)
+    send_shutdown_command(connection, "child")
+    assert child.wait() == (0, "ended well")
+
+
+def test_the_jobs_of_a_killed_worker_are_answered_by_another(
+    children: list[Child], connection: Redis, start_worker: StartWorker
+) -> None:
+    child = Child(grace=0.1)
+    children.append(child)
+    held = submit_many([{"messages": HI}] * 5)
+    in_progress(*held)
+
+    child.process.kill()
+
+    assert child.wait()[0] == -signal.SIGKILL
+    start_worker(lease=1)
+    assert set(as_completed(held, timeout=PATIENCE)) == set(held)
+    assert [job.status() for job in held] == ["completed"] * 5

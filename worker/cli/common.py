@@ -1,0 +1,107 @@
+"""What the commands share: options, the environment, output, and the folder for data."""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mlx_rq.jobs.openai.sizes import parse_bytes
+from mlx_rq.jobs.queue.connection import DEFAULT_URL
+from mlx_rq.jobs.queue.discovery import default_data_dir
+
+ENVIRONMENT_PREFIX = "MLX_RQ"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    Number = click.ParamType[int]
+    NumberOrWord = click.ParamType[int | str]
+else:  # generic only from click 8.4 on
+    Number = NumberOrWord = click.ParamType
+
+
+def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Declares an option that the environment can also set, as MLX_RQ_<ITS NAME>.
+
+    `envvar=None` makes one that it cannot set.
+    """
+    long_name = next(name for name in names if name.startswith("--"))
+    variable = long_name.split("/")[0].removeprefix("--").replace("-", "_").upper()
+    settings.setdefault("show_default", True)
+    settings.setdefault("envvar", f"{ENVIRONMENT_PREFIX}_{variable}")
+    return click.option(*names, **settings)
+
+
+redis_option = option(
+    "--redis-url",
+    metavar="URL",
+    default=None,
+    show_default=f"that of a running `mlx-rq up`, else {DEFAULT_URL}",
+    help="Where the queue is: redis://, rediss:// or unix://.",
+)
+
+
+class ByteCount(Number):
+    """A number of bytes, with a unit if wanted: 500MB, 8GB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, context)
+
+
+AS_JSON = "mlx_rq.as_json"
+
+
+def _remember(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
+    """Lets errors, too, be printed in the form that was asked for."""
+    context.meta[AS_JSON] = as_json  # shared with the group's context
+    return as_json
+
+
+json_option = option(
+    "--json", "as_json", is_flag=True, callback=_remember, help="Print JSON, for machines."
+)
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON document on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports that a bare install cannot do: says what to install instead of failing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is not installed: pip install 'mlx-rq[{extra}]'"
+        ) from None
+
+
+def data_folder(given: Path | None) -> Path:
+    """Makes the data folder, where it is not there yet, and gives its path.
+
+    Raises ClickException where it cannot be written to.
+    """
+    folder = given or default_data_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise click.ClickException(
+            f"--data-dir {folder}: {error.strerror}. Choose a folder that you may write to."
+        ) from None
+    return folder

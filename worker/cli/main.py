@@ -1,0 +1,104 @@
+"""The command line: `mlx-rq`. Options can also come from the environment (MLX_RQ_…).
+
+Not so those that say what is asked of single jobs, where another command's option of that name
+would be taken for it (`batch --model`), nor those that change what lasts (`limits`).
+
+Nothing here needs MLX when it is imported; commands that do import it when they are run.
+"""
+
+import errno
+import json
+import logging
+import sys
+from typing import Any
+
+import click
+
+from mlx_rq.jobs.openai.errors import (
+    JobFailed,
+    JobNotFound,
+    RedisUnavailable,
+    RequestError,
+    ResultTimeout,
+    error_object,
+)
+from mlx_rq.jobs.openai.sizes import max_body_bytes
+from mlx_rq.worker.cli import batch, demo, jobs, model, queue, serve, up, worker
+from mlx_rq.worker.cli.common import AS_JSON, option
+
+
+class _Group(click.Group):
+    """Prints errors that a person can act on as one line, and exits with 1."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (
+            RequestError,
+            JobFailed,
+            JobNotFound,
+            RedisUnavailable,
+            ResultTimeout,
+            _user_errors(),
+        ) as error:
+            _print_error(error, as_json=context.meta.get(AS_JSON, False))
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever reads has enough: click ends without a word
+            _print_error(error, as_json=context.meta.get(AS_JSON, False))
+        sys.exit(1)
+
+
+class _NoError(Exception):
+    """Never raised."""
+
+
+def _user_errors() -> type[Exception]:
+    """The engine's error class, where the engine was imported at all."""
+    models = sys.modules.get("mlx_rq.engine.models.load")
+    return _NoError if models is None else models.ModelError
+
+
+def _print_error(error: Exception, *, as_json: bool) -> None:
+    words = _words(error)
+    details = getattr(error, "error", None) or error_object(words, code=None)
+    if as_json:
+        click.echo(json.dumps({"error": details}, ensure_ascii=False))
+    elif isinstance(error, JobFailed):
+        click.echo(f"Error: {words} [{details.get('code')}]", err=True)
+    else:
+        click.echo(f"Error: {words}", err=True)
+
+
+def _words(error: Exception) -> str:
+    """Says an error without the number that the system gives it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mlx-rq")
+@option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="How much is said on standard error.",
+)
+def main(log_level: str) -> None:
+    """Asynchronous language-model jobs on Apple silicon.
+
+    Start with `mlx-rq demo`, or `mlx-rq up` and then `mlx-rq submit "Hello"`.
+    """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    max_body_bytes()  # a wrong MLX_RQ_MAX_BODY is said at once, not by every job
+    # These speak once for every request or connection.
+    for noisy in ("rq.worker", "rq.registry", "httpx", "filelock", "transformers"):
+        logging.getLogger(noisy).setLevel("WARNING")
+
+
+for module in (up, worker, serve, demo, jobs, batch, queue, model):
+    for command in module.COMMANDS:
+        main.add_command(command)

@@ -1,0 +1,75 @@
+"""Commands that get models: `model pull` and `model list`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from mlx_rq.worker.cli.common import json_option, needs_extra, option, print_json
+
+if TYPE_CHECKING:
+    from mlx_rq.engine.models.gguf import Dtype
+
+
+def ensure_model(name: str) -> None:
+    """Gets a known model that is not there yet, showing progress; leaves other names alone."""
+    with needs_extra("worker"):
+        from mlx_rq.engine.models.load import KNOWN_MODELS, find_pulled
+    if name in KNOWN_MODELS and find_pulled(name) is None:
+        _pull(name, None)
+
+
+def _pull(name: str, dtype: "Dtype | None") -> Path:
+    from mlx_rq.engine.models.pull import pull
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()) as bar:
+        task = bar.add_task(name, total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{name}: {stage}", completed=done, total=total or None)
+
+        return pull(name, dtype=dtype, progress=show)
+
+
+@click.group()
+def model() -> None:
+    """Get models, and see which are here."""
+
+
+@model.command("pull")
+@click.argument("name")
+@option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "4bit"]),
+    default=None,
+    show_default="what is fastest on this machine",
+)
+@json_option
+def pull_command(name: str, dtype: "Dtype | None", as_json: bool) -> None:
+    """Get a known model (smollm2) once and convert it to MLX."""
+    with needs_extra("worker"):
+        path = _pull(name, dtype)
+    if as_json:
+        print_json({"name": name, "path": str(path)})
+    else:
+        click.echo(path)
+
+
+@model.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List the known models and what of them is here."""
+    with needs_extra("worker"):
+        from mlx_rq.engine.models.pull import list_models
+    entries = list_models()
+    if as_json:
+        print_json([{**asdict(entry), "path": str(entry.path)} for entry in entries])
+        return
+    for entry in entries:
+        size = f"{entry.size_bytes / 1e6:,.0f} MB" if entry.pulled else "not pulled"
+        click.echo(f"{entry.name:10} {entry.dtype:9} {size:>12}  {entry.path}")
+
+
+COMMANDS = (model,)

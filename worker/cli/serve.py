@@ -1,0 +1,112 @@
+"""The command `serve`: the HTTP door. It needs Redis and the extra `http`, not MLX."""
+
+from pathlib import Path
+
+import click
+
+from mlx_rq.worker.cli.common import data_folder, needs_extra, option, redis_option
+
+DEFAULT_HTTP_PORT = 8000
+
+
+@click.command()
+@option("--host", default="127.0.0.1", help="The address to listen on.")
+@option("--http-port", type=click.IntRange(0, 65535), default=DEFAULT_HTTP_PORT)
+@option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="A file with one key a line; needed to listen on more than loopback.",
+)
+@option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Where uploaded files and the outputs of batches last.",
+    show_default="the system's place for user data",
+)
+@option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A web origin whose pages may use the door, as https://app.example.org.",
+)
+@option(
+    "--requests-per-minute",
+    type=click.IntRange(1),
+    default=None,
+    help="How often each key may ask.",
+    show_default="no limit",
+)
+@option(
+    "--jobs-per-key",
+    type=click.IntRange(1),
+    default=None,
+    help="Jobs of one key that may be on their way at once.",
+    show_default="no limit",
+)
+@option(
+    "--max-queued", type=click.IntRange(1), default=20_000, help="Jobs that may wait for a model."
+)
+@option(
+    "--queue-unserved",
+    is_flag=True,
+    help="Take background jobs also for models that no live worker serves yet.",
+)
+@option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
+@option(
+    "--webhook-secret-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="A file with the secret that webhooks are signed with; without it none are sent.",
+)
+@option(
+    "--webhook-allow",
+    multiple=True,
+    metavar="NETWORK",
+    help="A network that webhooks may go to though it is private, as 10.0.0.0/8.",
+)
+@redis_option
+@click.pass_context
+def serve(
+    context: click.Context,
+    host: str,
+    http_port: int,
+    api_key_file: Path | None,
+    data_dir: Path | None,
+    allow_origin: tuple[str, ...],
+    requests_per_minute: int | None,
+    jobs_per_key: int | None,
+    max_queued: int,
+    queue_unserved: bool,
+    keep_on_disconnect: bool,
+    webhook_secret_file: Path | None,
+    webhook_allow: tuple[str, ...],
+    redis_url: str | None,
+) -> None:
+    """Run the HTTP door: OpenAI's clients, or curl, put jobs into the queue and read results."""
+    with needs_extra("http"):
+        from mlx_rq.api_stub.server import make_server
+        from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
+        from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
+    settings = Settings(
+        data_dir=data_folder(data_dir),
+        redis_url=redis_url,
+        keys=read_keys(api_key_file) if api_key_file else ApiKeys(),
+        allowed_origins=allow_origin,
+        requests_per_minute=requests_per_minute,
+        jobs_per_key=jobs_per_key,
+        max_queued=max_queued,
+        queue_unserved=queue_unserved,
+        keep_on_disconnect=keep_on_disconnect,
+        webhook_secrets=read_secrets(webhook_secret_file) if webhook_secret_file else (),
+        webhook_networks=read_networks(webhook_allow),
+    )
+    log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
+    server = make_server(settings, host, http_port, log_level)
+    server.run()
+    if not server.started:
+        raise click.ClickException(f"the door did not open on {host}:{http_port}")
+
+
+COMMANDS = (serve,)

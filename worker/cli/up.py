@@ -1,0 +1,104 @@
+"""The command `up`: a queue of its own, the HTTP door and a worker, in one terminal."""
+
+import shlex
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlx_rq.jobs.queue.connection import without_password
+from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
+from mlx_rq.worker.cli.common import data_folder, needs_extra, option
+from mlx_rq.worker.cli.model import ensure_model
+from mlx_rq.worker.cli.processes import child_process
+from mlx_rq.worker.cli.serve import DEFAULT_HTTP_PORT
+from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
+from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey, is_free
+from mlx_rq.worker.cli.worker import data_dir_option, worker_options
+
+_LOOK_SECONDS = 0.2
+"""How soon the end of one of the children is found out."""
+
+Process = subprocess.Popen[bytes]
+
+
+@click.command()
+@worker_options
+@option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
+@data_dir_option("Where the queue's data lasts.")
+@option("--http/--no-http", default=True, help="Open the HTTP door too, on loopback.")
+@option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
+def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
+    """Run a queue, a worker and the HTTP door in this terminal; Ctrl-C ends them all.
+
+    The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
+    still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
+    part ends by itself, the others end too.
+    """
+    ensure_model(options["model"])
+    folder = data_folder(data_dir)
+    if http:
+        with needs_extra("http"):
+            import mlx_rq.api_stub.server  # noqa: F401 (found missing here, not in the child)
+    with stopped_by_signals(), ExitStack() as running:
+        url = running.enter_context(embedded_valkey(folder / FOLDER, port))
+        _say_where(url, folder)
+        door = None
+        if http:
+            _check_http_port(http_port)
+            serve = {"http_port": http_port, "data_dir": folder}
+            door = running.enter_context(child_process("serve", url, serve, log_level="warning"))
+            click.echo(f"door:   http://127.0.0.1:{http_port}/v1", err=True)
+        worker = running.enter_context(
+            child_process("worker", url, {**options, "data_dir": folder})
+        )
+        code = _until_the_end(worker, door, folder)
+    if code:
+        raise click.ClickException(f"the worker ended with code {code}")
+
+
+def _check_http_port(port: int) -> None:
+    if not is_free(port):
+        raise click.ClickException(
+            f"--http-port {port} is taken, perhaps by a door that runs already: choose another "
+            "port, or --no-http."
+        )
+
+
+def _say_where(url: str, folder: Path) -> None:
+    click.echo(f"queue:  {without_password(url)} (`mlx-rq url` tells the password)", err=True)
+    if folder != default_data_dir():
+        where = shlex.quote(str(folder.resolve()))
+        click.echo(f"        others find it with MLX_RQ_DATA_DIR={where}", err=True)
+
+
+def _until_the_end(worker: Process, door: Process | None, folder: Path) -> int:
+    """Returns the worker's exit code once it has ended, by itself or told by a signal.
+
+    Raises ClickException where the door or the queue ended before.
+    """
+    try:
+        while (code := worker.poll()) is None:
+            if door is not None and door.poll() is not None:
+                raise click.ClickException(
+                    f"the HTTP door ended with code {door.returncode}, and with it all the rest; "
+                    "--no-http starts without one"
+                )
+            if embedded_url(folder) is None:
+                log = folder / FOLDER / LOG_FILE
+                raise click.ClickException(f"the embedded Valkey ended: {log} may say why")
+            time.sleep(_LOOK_SECONDS)
+        return code
+    except ToldToStop:
+        worker.terminate()
+    except KeyboardInterrupt:
+        pass  # the children got the same signal
+    code = worker.wait()  # it is finishing its jobs
+    return 0 if code == -signal.SIGTERM else code  # or it was not ready to be told
+
+
+COMMANDS = (up,)

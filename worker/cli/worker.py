@@ -1,0 +1,216 @@
+"""The command `worker`, which generates, and the options of all that start one."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.queue.connection import new_connection, reachable, resolve_url
+from mlx_rq.jobs.queue.discovery import default_data_dir
+from mlx_rq.worker.cli.common import (
+    ByteCount,
+    Command,
+    NumberOrWord,
+    needs_extra,
+    option,
+    redis_option,
+)
+from mlx_rq.worker.cli.processes import environment_with, program_of
+from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY
+
+DEMO_MODEL = "smollm2"
+
+MIN_STALL = 60.0
+"""Longer than Redis may take to answer: waiting for it is no stall."""
+
+
+class _RowCount(NumberOrWord):
+    """A number of rows, or `auto`."""
+
+    name = "rows"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int | str:
+        if isinstance(value, int):
+            return value
+        if value == "auto":
+            return "auto"
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is neither a number of rows nor 'auto'", param, context)
+        return int(value)
+
+
+_worker_options = (
+    option("--model", default=DEMO_MODEL, help="A known name, a folder, or a hub id."),
+    option("--served-name", multiple=True, metavar="NAME", help="Another name that it answers to."),
+    option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
+    option(
+        "--batch",
+        type=_RowCount(),
+        default="auto",
+        help="Rows that decode together; auto measures once what is best here.",
+    ),
+    option(
+        "--kv-budget",
+        type=ByteCount(),
+        default=None,
+        metavar="BYTES",
+        help="Memory for KV, as in 8GB.",
+        show_default="what the machine has beside the weights",
+    ),
+    option("--window", type=click.IntRange(1), default=256, help="Jobs planned together."),
+    option(
+        "--lease",
+        type=click.IntRange(2),
+        default=60,
+        help="Seconds until a dead worker's jobs go back to the queue.",
+    ),
+    option(
+        "--grace",
+        type=click.FloatRange(0),
+        default=30.0,
+        help="Seconds to finish after a stop signal; what is left goes back to the queue.",
+    ),
+    option(
+        "--max-wait",
+        type=click.FloatRange(0),
+        default=30.0,
+        help="Seconds after which a job goes before all others.",
+    ),
+    option(
+        "--stall",
+        type=click.FloatRange(MIN_STALL),
+        default=300.0,
+        help="Seconds without progress after which the worker is killed and started again.",
+    ),
+    option(
+        "--close-json",
+        is_flag=True,
+        help="Steer structured answers to their end when their token budget runs out.",
+    ),
+)
+
+
+def data_dir_option(help_text: str) -> Callable[[Command], Command]:
+    """Declares `--data-dir`."""
+    return option(
+        "--data-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=None,
+        help=help_text,
+        show_default="the system's place for user data",
+    )
+
+
+def worker_options(function: Command) -> Command:
+    """Adds the options that `worker`, `up` and `demo` have in common."""
+    for decorate in reversed(_worker_options):
+        function = decorate(function)
+    return function
+
+
+@click.command()
+@worker_options
+@option("--burst", is_flag=True, help="Stop when the queues are empty.")
+@option("--max-jobs", type=click.IntRange(1), default=None, help="Stop after so many jobs.")
+@option("--name", default=None, help="The worker's name in RQ.", show_default="random")
+@data_dir_option("Where answers are kept that Redis does not take.")
+@option(
+    "--unsupervised",
+    is_flag=True,
+    help="Run without the parent process that starts the worker again after a crash.",
+)
+@redis_option
+@click.pass_context
+def worker(
+    context: click.Context, /, unsupervised: bool, redis_url: str | None, **options: Any
+) -> None:
+    """Generate the jobs of one model until told to stop (Ctrl-C or SIGTERM)."""
+    with needs_extra("worker"):
+        import mlx_lm  # noqa: F401 (found missing here, not in a child)
+    try:
+        connection = new_connection(redis_url)
+        with reachable(connection):
+            connection.ping()  # before minutes are spent on loading a model
+        if unsupervised:
+            _generate(redis_url, **options)
+    except RedisUnavailable as error:
+        if not unsupervised:
+            raise
+        click.echo(f"Error: {error}", err=True)
+        context.exit(REDIS_AWAY)
+    if not unsupervised:
+        context.exit(_supervise(context, resolve_url(redis_url), **options))
+
+
+def _supervise(context: click.Context, redis_url: str, name: str | None, **options: Any) -> int:
+    """Runs the same command as a child, without supervision, again after each crash."""
+    from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
+
+    name = name or secrets.token_hex(16)
+    log_level = context.parent.params["log_level"] if context.parent else "info"
+    program = program_of("worker", {**options, "name": name, "unsupervised": True}, log_level)
+    return Supervisor(
+        program,
+        new_connection(redis_url),
+        name,
+        environment=environment_with(redis_url),
+        options=SupervisorOptions(stall=options["stall"]),
+    ).run()
+
+
+def _generate(
+    redis_url: str | None,
+    model: str,
+    served_name: tuple[str, ...],
+    trust_remote_code: bool,
+    batch: int | str,
+    kv_budget: int | None,
+    max_wait: float,
+    close_json: bool,
+    name: str | None,
+    data_dir: Path | None,
+    **options: Any,
+) -> None:
+    """Loads the model and works."""
+    from mlx_rq.engine.engine import MLXEngine
+    from mlx_rq.engine.models.calibrate import batch_rows, share_from
+    from mlx_rq.engine.models.load import load
+    from mlx_rq.engine.options import SHARE_FROM, EngineOptions
+    from mlx_rq.worker.leases.rq_registration import NameTaken
+    from mlx_rq.worker.options import WorkerOptions
+    from mlx_rq.worker.process.supervisor_pipe import Lifeline
+    from mlx_rq.worker.results.spool import spool_folder
+    from mlx_rq.worker.worker import MLXWorker
+
+    lifeline = Lifeline.from_environment()
+    lifeline.stop_with_supervisor()
+    loaded = load(model, trust_remote_code=trust_remote_code)
+    engine_options = EngineOptions(
+        rows=batch if isinstance(batch, int) else batch_rows(loaded),
+        kv_bytes=kv_budget,
+        max_wait=max_wait,
+        close_json=close_json,
+        share_from=SHARE_FROM if isinstance(batch, int) else share_from(loaded),
+    )
+    connection = new_connection(redis_url)
+    spool = spool_folder(data_dir or default_data_dir(), connection)
+    mlx_worker = MLXWorker(
+        MLXEngine(loaded, engine_options),
+        connection,
+        new_connection(redis_url),
+        served_names=served_name,
+        options=WorkerOptions(max_wait=max_wait, spool=spool, **options),
+        name=name,
+        lifeline=lifeline,
+    )
+    with reachable(connection):
+        try:
+            mlx_worker.run()
+        except NameTaken as error:
+            raise click.ClickException(str(error)) from None
+
+
+COMMANDS = (worker,)

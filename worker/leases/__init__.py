@@ -1,0 +1,1 @@
+"""Which jobs this worker holds: claims, leases, and giving back."""

@@ -1,0 +1,161 @@
+"""Takes jobs from the queues with a lease, keeps the leases, gives jobs back.
+
+RQ's own intermediate queue fails whoever takes many jobs at once: a job that waits there for a
+minute is taken for stuck. So one script claims straight into RQ's StartedJobRegistry (`claim.lua`).
+"""
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from redis import Redis
+from rq import Queue
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job as RQJob
+from rq.utils import now, utcformat
+
+from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.finish import Lease, execution_key_parts
+from mlx_rq.jobs.queue.options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_RESULT_TTL,
+    MAX_SECONDS,
+    RECOVERY_RETRIES,
+)
+from mlx_rq.jobs.queue.payload import SERIALIZER, read_meta
+from mlx_rq.worker.leases.recovery import Count, Held, give_back, script_of
+
+MAX_UNIX_TIME = 2.0**40
+"""Seconds; a time beyond it is no time."""
+
+SUSPECT_AFTER = 2
+"""A job that was aboard this many workers that died is generated alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job that this worker holds a lease on. `data` is what lies in Redis, unread."""
+
+    id: str
+    queue_name: str
+    rank: int
+    data: bytes | None
+    result_ttl: int
+    timeout: float | None
+    attempt: int
+    max_attempts: int
+    lease: Lease
+    suspect: bool = False
+    """Whether several workers died with it aboard: nothing else is generated beside it then."""
+    stream: bool = False
+    """Whether its text is to be published while it is generated."""
+    submitted_at: float | None = None
+    """Unix time in seconds; None where its record does not say."""
+
+    @property
+    def execution(self) -> Execution:
+        """RQ's object for this claim, bound to no connection."""
+        connection: Any = None
+        name = self.lease.worker_name
+        return Execution(self.lease.execution_id, self.id, connection, worker_name=name)
+
+
+class Claims:
+    """Claims on the queues of the models that a worker serves, most urgent priority first."""
+
+    def __init__(
+        self,
+        connection: Redis,
+        worker_name: str,
+        models: Iterable[str],
+        *,
+        lease_seconds: int,
+        max_wait: float,
+    ) -> None:
+        self._connection = connection
+        self._worker_name = worker_name
+        self._models = list(models)
+        self.lease_seconds = lease_seconds
+        self._max_wait = max_wait
+        self.queues = [
+            Queue(keys.queue_name(model, priority), connection=connection, serializer=SERIALIZER)
+            for priority in PRIORITIES
+            for model in self._models
+        ]
+        self._execution_prefix, before, after = execution_key_parts()
+        self._script_keys = [
+            key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
+        ] + [f"{before}{worker_name}{after}"]
+        self._script = connection.register_script(script_of("claim.lua"))
+
+    def take(
+        self, limit: int, *, enough: int = 1, alone: bool = True, idle: bool = True
+    ) -> list[ClaimedJob]:
+        """Claims up to `limit` jobs and returns them; an empty list where none wait.
+
+        Where other workers share the queues (not `alone`), groups of jobs that begin alike are
+        taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
+        until then nothing behind it is claimed. See `claim.lua`.
+        """
+        started_at = now()
+        arguments: list[Any] = [
+            limit,
+            enough,
+            int(alone),
+            self._worker_name,
+            utcformat(started_at),
+            started_at.timestamp(),
+            utcformat(started_at - timedelta(seconds=self._max_wait)),
+            self.lease_seconds,
+            RQJob.key_for(""),
+            self._execution_prefix,
+            ExecutionRegistry("", self._connection).key,
+            keys.OWNER,
+            int(idle),
+            SUSPECT_AFTER,
+            DEFAULT_MAX_ATTEMPTS,
+            RECOVERY_RETRIES,
+            *(uuid.uuid4().hex for _ in range(limit)),
+        ]
+        claimed = self._script(keys=self._script_keys, args=arguments)
+        return [self._read(entry, started_at) for entry in claimed]
+
+    def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
+        number, job_id, execution_id, data, meta_text, result_ttl, most, lost, suspect = entry
+        queue = self.queues[number - 1]
+        meta = read_meta(meta_text)
+        return ClaimedJob(
+            id=job_id.decode(),
+            queue_name=queue.name,
+            rank=(number - 1) // len(self._models),
+            data=data,
+            result_ttl=int(_number(result_ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
+            timeout=_number(meta.get("timeout"), 0, MAX_SECONDS),
+            attempt=lost + 1,
+            max_attempts=most,
+            lease=Lease(execution_id.decode(), self._worker_name, started_at),
+            suspect=bool(suspect),
+            stream=meta.get("stream") is True,
+            submitted_at=_number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Returns when a producer rings the bell of one of the models, or after some seconds."""
+        self._connection.blpop([keys.bell(model) for model in self._models], timeout=seconds)
+
+    def hand_back(self, jobs: Iterable[ClaimedJob], *, count: Count = "no") -> int:
+        """Gives jobs back; returns how many were still ours. `count` as in `give_back.lua`."""
+        held = [Held(job.id, job.lease.execution_id, job.queue_name) for job in jobs]
+        return give_back(self._connection, held, count=count)
+
+
+def _number(value: Any, least: float, most: float) -> float | None:
+    """Reads a number of a job's record; None where it has none, or one that makes no sense."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if least <= number <= most else None

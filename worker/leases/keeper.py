@@ -1,0 +1,152 @@
+"""Keeps a worker's leases alive from a thread of its own, while the MLX thread computes.
+
+The thread has its own connection. It renews only while the generation thread shows progress: a
+worker that hangs loses its leases, and with them its jobs, to one that works.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import RedisError
+from rq import Queue
+from rq.executions import Execution
+from rq.registry import StartedJobRegistry
+from rq.worker import BaseWorker
+
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.worker.leases.claim import ClaimedJob
+from mlx_rq.worker.leases.recovery import recover_expired
+
+logger = logging.getLogger("mlx_rq.worker")
+
+
+class LeaseKeeper(threading.Thread):
+    """Renews leases every quarter of their length and says that the worker lives."""
+
+    def __init__(
+        self,
+        connection: Redis,
+        worker: BaseWorker,
+        *,
+        lease_seconds: int,
+        stall_seconds: float,
+        jobs: Callable[[], list[ClaimedJob]],
+        describe: Callable[[], Mapping[str, Any]],
+        recover: list[Queue],
+    ) -> None:
+        super().__init__(name="leases", daemon=True)
+        self._connection = connection
+        self._worker = worker
+        self._lease_seconds = lease_seconds
+        self._stall_seconds = stall_seconds
+        self._jobs = jobs
+        self._describe = describe
+        self._recover = recover
+        self._stopping = threading.Event()
+        self.alone = True
+        """No other live worker serves one of this worker's models (as of the last renewal)."""
+        self._last_progress = time.monotonic()
+
+    @property
+    def interval(self) -> float:
+        return self._lease_seconds / 4
+
+    def progress(self) -> None:
+        """Called by the generation thread whenever it has done a piece of work."""
+        self._last_progress = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+
+    def forget(self) -> None:
+        """Takes the worker's records away. Not before its jobs are back: they are read for that."""
+        self._connection.delete(keys.worker(self._worker.name), keys.aboard(self._worker.name))
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            stalled = time.monotonic() - self._last_progress > self._stall_seconds
+            try:
+                if stalled:
+                    logger.error(
+                        "no progress for %.0f s: leases are not renewed", self._stall_seconds
+                    )
+                else:
+                    self.renew()
+                self._recover_expired()
+            except RedisError as error:
+                logger.warning("leases could not be renewed: %s; trying again", error)
+                self._stopping.wait(min(1.0, self.interval))
+                continue
+            except Exception:  # a malformed record in Redis must not end the renewals
+                logger.exception("leases: going on after")
+            self._stopping.wait(self.interval)
+
+    def renew(self) -> None:
+        """Prolongs all leases and the worker's own record, in one round trip.
+
+        A lease that was lost in the meantime is not taken back.
+        """
+        with self._connection.pipeline(transaction=False) as pipe:
+            self._worker.heartbeat(2 * self._lease_seconds, pipeline=pipe)
+            self.say(pipe)
+            for job in self._jobs():
+                registry = StartedJobRegistry(
+                    job.queue_name, connection=self._connection, serializer=SERIALIZER
+                )
+                execution: Execution = job.execution
+                execution.heartbeat(registry, self._lease_seconds, pipe)
+            pipe.expire(keys.aboard(self._worker.name), self._aboard_seconds)
+            pipe.hexists(self._worker.key, "birth")
+            *_, known = pipe.execute()
+        if not known:
+            self._register_again()
+        self.alone = not any(
+            set(other["serves"]) & set(self._describe()["serves"])
+            for other in live_workers(self._connection)
+            if other["name"] != self._worker.name
+        )
+
+    def say(self, pipe: Pipeline | None = None) -> None:
+        """Says what the worker serves and has done; the record ends by itself where nobody does."""
+        self_told = json.dumps(self._describe())
+        client = self._connection if pipe is None else pipe
+        client.set(keys.worker(self._worker.name), self_told, ex=2 * self._lease_seconds)
+
+    def say_aboard(self, job_ids: Iterable[str]) -> None:
+        """Says which jobs are being generated: whose attempt it was, should the worker die now."""
+        self._connection.set(
+            keys.aboard(self._worker.name), " ".join(job_ids), ex=self._aboard_seconds
+        )
+
+    @property
+    def _aboard_seconds(self) -> int:
+        """Longer than the leases, so that it can be read when they have run out."""
+        return 2 * self._lease_seconds + 60
+
+    def _register_again(self) -> None:
+        """Redis has lost its data: without this, nobody would know of this worker any more."""
+        logger.error(
+            "Redis lost its data (was it started without an append-only file?): the jobs that "
+            "waited in it are gone; answers to those that run here will be kept on disk"
+        )
+        self._connection.delete(self._worker.key)
+        self._worker.register_birth()
+
+    def _recover_expired(self) -> None:
+        """Puts the jobs of dead workers back into their queues.
+
+        One worker does it at a time: the record that says so expires by itself.
+        """
+        if self._connection.set(keys.RECOVERY, self._worker.name, nx=True, px=1000):
+            recover_expired(self._connection, self._recover)

@@ -1,0 +1,199 @@
+"""Gives jobs back to their queues: of a worker that stops, that died, or whose leases ran out.
+
+RQ's own clean-up of expired leases is not used: it puts a job back in several steps, between which
+the job's late answer can be committed and then be overwritten; and it counts every job that a dead
+worker had claimed as tried, though most of them had only waited. (`rq info` runs it all the same;
+what it does to a job is what happens here, with those two faults.)
+"""
+
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from redis import Redis
+from redis.exceptions import ResponseError
+from rq import Queue
+from rq.executions import ExecutionRegistry
+from rq.job import Job as RQJob
+from rq.utils import current_timestamp
+from rq.worker import BaseWorker
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
+
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.finish import execution_key_parts, key_names, load_script
+from mlx_rq.jobs.queue.workers import live_workers
+
+logger = logging.getLogger("mlx_rq.worker")
+
+Count = Literal["no", "aboard"]
+
+_AT_ONCE = 1000
+"""Expired leases that are looked at in one go."""
+
+
+def script_of(name: str) -> str:
+    """Reads one of the worker's scripts, with what stands before each of them."""
+    return load_script(__package__, "any_type.lua") + load_script("mlx_rq.worker.leases", name)
+
+
+def is_of_another_type(reply: object) -> bool:
+    """Tells the error of a key that somebody has put something else into."""
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
+
+
+class Held(NamedTuple):
+    """A lease on a job, and the queue that the job came from."""
+
+    job_id: str
+    execution_id: str
+    queue_name: str
+
+
+def machine() -> str:
+    """Names this machine (or container), so that a process id can be looked up on the right one."""
+    return f"{socket.gethostname()}/{uuid.getnode():x}"
+
+
+def give_back(
+    connection: Redis, held: Iterable[Held], *, count: Count, expired_before: float | None = None
+) -> int:
+    """Gives jobs back to the front of their queues, in this order; returns how many it were.
+
+    `count` is explained in `give_back.lua`. A lease that is held no longer is passed by.
+    """
+    script = connection.register_script(script_of("give_back.lua"))
+    with connection.pipeline(transaction=False) as pipe:
+        # Last first: each goes to the front, so that the order stays as it was.
+        for job_id, execution_id, queue_name in reversed(list(held)):
+            names = key_names(queue_name)
+            model, _ = keys.model_and_priority(queue_name)
+            script(
+                keys=[
+                    RQJob.key_for(job_id),
+                    names["queue"],
+                    names["started"],
+                    ExecutionRegistry(job_id, connection).key,
+                    keys.bell(model),
+                ],
+                args=[
+                    job_id,
+                    execution_id,
+                    count,
+                    "" if expired_before is None else expired_before,
+                    *execution_key_parts(),
+                    keys.ABOARD,
+                    keys.BELLS_KEPT,
+                    keys.BELL_SECONDS,
+                ],
+                client=pipe,
+            )
+        return sum(pipe.execute())
+
+
+def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
+    """Gives back the jobs whose leases ran out; returns how many.
+
+    RQ's lists of ended jobs are shortened on the way, by those whose results have expired.
+    """
+    now = current_timestamp()
+    held: list[Held] = []
+    for queue in queues:
+        names = key_names(queue.name)
+        try:
+            expired = connection.zrange(
+                names["started"], "-inf", now, byscore=True, offset=0, num=_AT_ONCE
+            )
+            held += [_held(composite, queue.name) for composite in expired]
+            for registry in ("finished", "failed", "canceled"):
+                connection.zremrangebyscore(names[registry], "-inf", now)
+        except ResponseError as error:
+            if not is_of_another_type(error):
+                raise
+            logger.error("queue %s: one of its keys holds something else: %s", queue.name, error)
+    returned = give_back(connection, held, count="aboard", expired_before=now) if held else 0
+    if returned:
+        logger.warning("the leases of %d jobs ran out: they are queued again", returned)
+    return returned
+
+
+def _held(composite: Any, queue_name: str) -> Held:
+    job_id, _, execution_id = _text(composite).rpartition(":")
+    return Held(job_id, execution_id, queue_name)
+
+
+def bury(connection: Redis, worker_name: str) -> int:
+    """Gives back what a dead worker held and takes it out of RQ's lists; returns how many jobs.
+
+    Only for one that is known to be dead: a living one would lose its leases.
+    """
+    _, before, after = execution_key_parts()
+    executions = f"{before}{worker_name}{after}"
+    leases = [_held(composite, "") for composite in connection.smembers(executions)]
+    with connection.pipeline(transaction=False) as pipe:
+        for lease in leases:
+            pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
+        records = pipe.execute(raise_on_error=False)
+    held = [
+        (_text(enqueued_at or b""), lease._replace(queue_name=_text(origin)))
+        for lease, (origin, enqueued_at) in zip(leases, map(_fields, records), strict=True)
+        if origin is not None and keys.is_ours(_text(origin))
+    ]
+    in_order = [lease for _, lease in sorted(held)]
+    returned = give_back(connection, in_order, count="aboard") if in_order else 0
+    record = f"{BaseWorker.redis_worker_namespace_prefix}{worker_name}"
+    queues = _text(connection.hget(record, "queues") or b"")
+    for listed_in in (
+        BaseWorker.redis_workers_keys,
+        *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",")),
+    ):
+        connection.srem(listed_in, record)
+    connection.delete(record, executions, keys.worker(worker_name), keys.aboard(worker_name))
+    return returned
+
+
+def _fields(reply: Any) -> Any:
+    """Gives two fields of a job's record; none where its key holds something else."""
+    if is_of_another_type(reply):
+        return None, None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def bury_dead_of_this_machine(connection: Redis) -> None:
+    """Buries the workers that once ran here and whose processes are gone, whoever killed them."""
+    for worker in live_workers(connection):
+        if worker.get("machine") == machine() and not _runs(worker.get("pid")):
+            returned = bury(connection, worker["name"])
+            logger.warning(
+                "worker %s died here: %d of its jobs are queued again", worker["name"], returned
+            )
+
+
+def _runs(pid: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return True  # nothing is known: leave it alone
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return not _waits_for_burial(pid)
+
+
+def _waits_for_burial(pid: int) -> bool:
+    """Tells a process that has ended, but whose parent has not asked how (Linux only says so)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "Z"

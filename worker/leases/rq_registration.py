@@ -1,0 +1,63 @@
+"""A worker among RQ's: its name in RQ's lists, and the thread that listens for RQ's commands."""
+
+import logging
+import time
+from typing import Any
+
+from redis.exceptions import RedisError
+from rq.worker import BaseWorker, WorkerStatus
+
+from mlx_rq.worker.leases.claim import ClaimedJob
+
+logger = logging.getLogger("mlx_rq.worker")
+
+RETRY_SECONDS = 1.0
+"""Pause until commands are listened for again, after Redis failed."""
+
+
+class NameTaken(ValueError):
+    """A live worker has this name already."""
+
+
+class Member(BaseWorker):
+    """What an MLXWorker is to RQ."""
+
+    def sign_on(self) -> None:
+        """Enters RQ's lists and listens for commands; raises NameTaken."""
+        try:
+            self.register_birth()  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise NameTaken(f"{error}: choose another --name") from None
+        self.subscribe()  # type: ignore[no-untyped-call]
+        self.set_state(WorkerStatus.STARTED)
+
+    def say_state(self, state: WorkerStatus) -> None:
+        """Tells RQ what this worker does, unless it knows."""
+        if self.get_state() != state:
+            self.set_state(state)
+
+    def was_forgotten_since(self, job: ClaimedJob) -> bool:
+        """Tells whether Redis lost its data, and with it this worker's birth, since a claim."""
+        assert self.birth_date is not None
+        try:
+            known = self.connection.hexists(self.key, "birth")
+        except RedisError:
+            return True
+        return not known or job.lease.started_at < self.birth_date
+
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """Goes on listening for commands; RQ would not after a timeout."""
+        if not isinstance(exc, RedisError):
+            raise exc
+        logger.debug("Redis: %s; listening again", exc)
+        time.sleep(RETRY_SECONDS)
+
+    def unsubscribe(self) -> None:
+        """Ends the thread that listens for commands.
+
+        It is told before it gets its last message; RQ tells it afterwards, and often waits a second
+        in vain.
+        """
+        if self.pubsub_thread is not None:
+            self.pubsub_thread.stop()
+        super().unsubscribe()  # type: ignore[no-untyped-call]

@@ -1,0 +1,243 @@
+"""The parent of a worker process: starts it, watches it, and starts it again when it dies.
+
+A worker can die in ways that it cannot catch: Metal aborts the process when memory runs out, the
+system kills it, a kernel hangs. The supervisor holds no model and does nothing but watch. When the
+worker ends it gives back the worker's jobs at once, instead of when the leases run out.
+"""
+
+import logging
+import math
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from mlx_rq.worker.leases.recovery import bury, bury_dead_of_this_machine
+from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, GROWN, REDIS_AWAY, SHRINK_VARIABLE
+
+logger = logging.getLogger("mlx_rq.worker")
+
+_LIKE_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
+"""How a process ends that took too much: the system kills it, or Metal aborts it."""
+
+_MOST_SHRINKS = 4
+"""The batch is halved this often at most."""
+
+_MOST_DOUBLINGS = 16
+"""Of the pause between starts: far beyond the longest, far below what a float can say."""
+
+_LOOK_SECONDS = 1.0
+"""A worker whose end was not heard of is found out after so long."""
+
+_STARTS = 3
+"""A worker that is killed this often, and never was ready, is not started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorOptions:
+    """Seconds: without progress until the worker is killed; between starts, at first and at most;
+    of good work after which the next crash counts as the first."""
+
+    stall: float = 300.0
+    first_pause: float = 1.0
+    longest_pause: float = 60.0
+    healthy: float = 300.0
+
+
+class _Stop:
+    """A wish to stop. Signal handlers may make it: an Event's lock could be held by whom they broke
+    in upon."""
+
+    def __init__(self) -> None:
+        self._heard, self._said = socket.socketpair()
+        self.wanted = False
+
+    def ask(self) -> None:
+        """From now on nothing is waited for."""
+        if not self.wanted:
+            self.wanted = True
+            self._said.send(b".")
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or less; returns whether it is time to stop."""
+        select.select([self._heard], [], [], seconds)
+        return self.wanted
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is known of one worker process."""
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    started_at: float
+    last_progress: float | None = None  # None until it is ready for jobs
+    stalled: bool = False
+
+
+class Supervisor:
+    """Keeps one worker process running. `command` starts it; `name` is the worker's in RQ."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        connection: Redis,
+        name: str,
+        *,
+        environment: Mapping[str, str],
+        options: SupervisorOptions = SupervisorOptions(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command = list(command)
+        self._connection = connection
+        self._name = name
+        self._environment = dict(environment)
+        self._options = options
+        self._clock = clock
+        self._life: _Life | None = None
+        self._stop = _Stop()
+        self._shrink = 0
+        self._was_ready = False  # what worked once is tried again and again
+        self._crashes = 0  # since it last worked well
+
+    def run(self) -> int:
+        """Runs the worker until it ends in good order or cannot run at all; returns its exit code.
+
+        A worker that dies on the way is started again.
+        """
+        before = {
+            number: signal.signal(number, self._forward)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            return self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> int:
+        self._until_redis_answers(lambda: bury_dead_of_this_machine(self._connection))
+        while True:
+            life = self._start()
+            try:
+                code = self._watch(life)
+            finally:
+                self._end(life)
+            self._was_ready = self._was_ready or life.last_progress is not None
+            may_work_later = self._was_ready or code == REDIS_AWAY
+            if code == 0 or (code > 0 and not may_work_later):
+                return code  # it has said itself why
+            was_told = self._stop.wanted
+            self._until_redis_answers(self._bury)
+            if was_told:
+                # A worker that is not ready yet ends by the signal itself.
+                return 0 if code == -signal.SIGTERM else 1
+            self._learn(life, code)
+            if not may_work_later and self._crashes >= _STARTS:
+                logger.error("the worker died %d times while it started: giving up", self._crashes)
+                return 1
+            if self._stop.wait(self._pause()):
+                return 0
+
+    def _start(self) -> _Life:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                self._command,
+                env={
+                    **self._environment,
+                    FD_VARIABLE: str(theirs.fileno()),
+                    SHRINK_VARIABLE: str(self._shrink),
+                },
+                pass_fds=[theirs.fileno()],
+                # Signals of the terminal come to us, and we pass them on, once.
+                start_new_session=True,
+            )
+        self._life = _Life(process, ours, self._clock())
+        if self._stop.wanted:  # told to stop before there was anybody to tell
+            process.terminate()
+        return self._life
+
+    def _watch(self, life: _Life) -> int:
+        """Returns the worker's exit code; one that makes no progress is killed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(life.line, selectors.EVENT_READ)
+            while True:
+                if selector.select(min(_LOOK_SECONDS, self._patience(life))):
+                    said = life.line.recv(4096)
+                    if not said:  # it closed the line by ending
+                        return self._exit_code(life)
+                    life.last_progress = self._clock()
+                    self._shrink = max(0, self._shrink - said.count(GROWN))
+                elif life.process.poll() is not None:
+                    # It has ended, but a process that it started holds the line.
+                    return life.process.returncode
+                elif self._patience(life) == 0:
+                    logger.error("no progress for %.0f s: killing it", self._options.stall)
+                    life.stalled = True
+                    life.process.kill()
+                    return self._exit_code(life)
+
+    def _patience(self, life: _Life) -> float:
+        """Seconds that the worker may still be silent: without end while it loads its model."""
+        if life.last_progress is None:
+            return math.inf
+        return max(0.0, life.last_progress + self._options.stall - self._clock())
+
+    def _exit_code(self, life: _Life) -> int:
+        try:
+            return life.process.wait(self._options.stall)
+        except subprocess.TimeoutExpired:  # it hangs in its own end
+            life.process.kill()
+            return life.process.wait()
+
+    def _end(self, life: _Life) -> None:
+        self._life = None
+        life.line.close()
+        if life.process.poll() is None:
+            life.process.kill()
+            life.process.wait()
+
+    def _forward(self, signum: int, frame: FrameType | None) -> None:
+        """Tells the worker to stop: the first time in good order, the second at once."""
+        self._stop.ask()
+        if self._life is not None:
+            self._life.process.send_signal(signal.SIGTERM)
+
+    def _bury(self) -> None:
+        returned = bury(self._connection, self._name)
+        logger.warning("%d jobs of the dead worker are queued again", returned)
+
+    def _until_redis_answers(self, action: Callable[[], None]) -> None:
+        """Does something in Redis, as often as it takes, unless it is time to stop."""
+        while True:
+            try:
+                return action()
+            except RedisError as error:
+                logger.warning("Redis: %s; trying again", error)
+            if self._stop.wait(self._options.first_pause):
+                return None
+
+    def _learn(self, life: _Life, code: int) -> None:
+        """Draws conclusions from a crash."""
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        logger.error("the worker %s", "made no progress" if life.stalled else how)
+        was_ready = life.last_progress is not None
+        if was_ready and self._clock() - life.started_at > self._options.healthy:
+            self._crashes = 0
+        self._crashes += 1
+        if code in _LIKE_MEMORY and not life.stalled:
+            self._shrink = min(self._shrink + 1, _MOST_SHRINKS)
+            logger.warning("it may have been memory: the batch is halved %d times", self._shrink)
+
+    def _pause(self) -> float:
+        doublings = min(self._crashes - 1, _MOST_DOUBLINGS)
+        return min(self._options.first_pause * 2.0**doublings, self._options.longest_pause)

@@ -1,0 +1,1 @@
+"""How answers get into Redis, and where they wait while it is away."""

@@ -1,0 +1,86 @@
+"""Writes the ends of jobs: each in one transaction of its own, many in one round trip."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import RedisError, ResponseError
+
+from mlx_rq.engine.interface import Outcome
+from mlx_rq.jobs.openai.errors import error_in
+from mlx_rq.jobs.queue.finish import Ending, end_job
+from mlx_rq.worker.leases.claim import ClaimedJob
+from mlx_rq.worker.leases.recovery import is_of_another_type
+from mlx_rq.worker.tasks import no_answer
+
+logger = logging.getLogger("mlx_rq.worker")
+
+Finished = tuple[ClaimedJob, Outcome]
+
+
+class Committed(NamedTuple):
+    """What became of answers: how many ended their jobs, and which did not.
+
+    `refused` have to be sent again, `discarded` came too late, and Redis knows no job for
+    `unknown`.
+    """
+
+    ended: int
+    refused: list[Finished]
+    discarded: list[Finished]
+    unknown: list[Finished]
+
+
+def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
+    """Ends jobs with their outcomes, unless somebody else has them by now.
+
+    `refused` are those that Redis would not write (out of memory, read-only). Raises RedisError
+    where Redis is away.
+    """
+    with connection.pipeline(transaction=False) as pipe:
+        for job, outcome in finished:
+            try:
+                _end(pipe, connection, job, outcome.result)
+            except (TypeError, ValueError, AttributeError, RecursionError) as error:
+                logger.error("job %s: its answer cannot be written: %s", job.id, error)
+                _end(pipe, connection, job, no_answer(job.id).result)
+        replies = pipe.execute(raise_on_error=False)
+    committed = Committed(0, [], [], [])
+    for (job, outcome), reply in zip(finished, replies, strict=True):
+        if is_of_another_type(reply):  # no job is in its key any more
+            committed.unknown.append((job, outcome))
+        elif isinstance(reply, ResponseError):
+            logger.error("job %s: Redis did not take the answer: %s", job.id, reply)
+            committed.refused.append((job, outcome))
+        elif isinstance(reply, RedisError):
+            raise reply
+        elif reply[0] == b"ended":
+            committed = committed._replace(ended=committed.ended + 1)
+        elif reply[0] == b"missing":
+            committed.unknown.append((job, outcome))
+        else:
+            logger.info("job %s: answer discarded (%s)", job.id, reply[0].decode())
+            committed.discarded.append((job, outcome))
+    return committed
+
+
+def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str, Any]) -> None:
+    end_job(
+        pipe,
+        connection,
+        job_id=job.id,
+        queue_name=job.queue_name,
+        ending=_ending(result),
+        outcome=result,
+        result_ttl=job.result_ttl,
+        lease=job.lease,
+    )
+
+
+def _ending(result: Mapping[str, Any]) -> Ending:
+    error = error_in(result)
+    if error is None:
+        return "finished"
+    return "canceled" if error["type"] == "cancelled" else "failed"
