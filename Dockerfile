@@ -1,10 +1,10 @@
-# Images for docker-compose.yml: the HTTP door and rq-dashboard. Neither holds MLX.
+# Images for docker-compose.yml: the HTTP server and rq-dashboard. Neither holds MLX.
 
 FROM python:3.12-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 RUN useradd --create-home --uid 10001 mlxrq && install -d -o mlxrq /data
 
-FROM base AS door
+FROM base AS server
 WORKDIR /src
 COPY . .
 RUN pip install --constraint constraints.txt '.[http]' && rm -rf /src/*

@@ -1,1 +1,1 @@
-"""A thin HTTP door that only enqueues and lets clients poll. Never loads a model."""
+"""A thin HTTP server that only enqueues and lets clients poll. Never loads a model."""

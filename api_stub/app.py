@@ -1,4 +1,4 @@
-"""Puts the door together: endpoints, manners, errors."""
+"""Puts the server together: endpoints, middleware, errors."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,8 +10,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from mlx_rq.api_stub import errors
 from mlx_rq.api_stub.middleware import (
+    AccessCheck,
     BodyLimit,
-    Guard,
     RequestIds,
     cors_settings,
     refuse_unknown_query,
@@ -25,11 +25,11 @@ from mlx_rq.api_stub.routes import (
     responses,
     stored_completions,
 )
-from mlx_rq.api_stub.service import Door
+from mlx_rq.api_stub.service import Service
 from mlx_rq.api_stub.settings import Settings
 
 _DESCRIPTION = """
-A door to the queue of mlx-rq: it enqueues jobs and lets clients wait or poll for their results.
+A server to the queue of mlx-rq: it enqueues jobs and lets clients wait or poll for their results.
 OpenAI's clients work with the base URL `http://localhost:8000/v1`.
 """
 
@@ -37,13 +37,13 @@ OpenAI's clients work with the base URL `http://localhost:8000/v1`.
 def create_app(settings: Settings) -> FastAPI:
     """Makes the app. It connects to Redis when the first request needs it.
 
-    Raises RequestError where another door uses the same data folder.
+    Raises RequestError where another server uses the same data folder.
     """
-    door = Door(settings)
+    service = Service(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(door.run())
+        running = asyncio.create_task(service.run())
         try:
             yield
         finally:
@@ -59,7 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.door = door
+    app.state.service = service
     app.state.closing = asyncio.Event()
     errors.install(app)
     for module in (jobs, completions, stored_completions, responses, files, batches):
@@ -67,8 +67,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(health.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(AccessCheck, settings=settings)
     if settings.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_settings(settings))
-    app.add_middleware(RequestIds, requests=door.requests)
+    app.add_middleware(RequestIds, requests=service.requests)
     return app

@@ -4,7 +4,7 @@
     <data dir>/http/batches/<id>/input.jsonl    its input, linked: deleting the File changes nothing
     <data dir>/http/batches/<id>/{output,errors}.jsonl, state    what is written while it runs
 
-A door that starts goes on with the batches that were not done. Which lines are done stands in the
+A server that starts goes on with the batches that were not done. Which lines are done stands in the
 output; lines that were submitted are found again by their keys. So nothing runs twice.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.file_store import FileStore, is_left_over
-from mlx_rq.api_stub.json_store import Record, Records, new_id
+from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
 from mlx_rq.jobs.batch.batch import Batch, BatchOptions
 from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
@@ -47,8 +47,8 @@ EXPIRED = RequestError(
 )
 
 
-class _DoorCloses(Exception):
-    """The batch goes on when the door opens again."""
+class _ServerStops(Exception):
+    """The batch goes on when the server opens again."""
 
 
 class BatchRunner:
@@ -59,7 +59,7 @@ class BatchRunner:
         self._files = files
         self._redis_url = redis_url
         self._is_served = is_served
-        self.records = Records(folder)
+        self.records = JSONStore(folder)
         self._threads = ThreadPoolExecutor(RUN_TOGETHER, thread_name_prefix="batch")
         self._closing = Event()
 
@@ -146,7 +146,7 @@ class BatchRunner:
                 run = _Run(self, identity)
                 run.run()
                 return
-            except _DoorCloses:
+            except _ServerStops:
                 return
             except RedisUnavailable as error:
                 logger.warning("%s waits: %s", identity, error)
@@ -225,12 +225,12 @@ class _Run:
             self._stop_if_due(batch)
             batch.run(self._watch)
             if self._ended_as == "expired" and not batch.tally.errors[str(EXPIRED.code)]:
-                self._ended_as = "completed"  # all were answered before a door had time to look
+                self._ended_as = "completed"  # all were answered before a server had time to look
 
     def _watch(self, batch: Batch) -> None:
         """Called at least once a second while the batch runs."""
         if self._runner._closing.is_set():
-            raise _DoorCloses
+            raise _ServerStops
         self._stop_if_due(batch)
         tally = batch.tally
         counts = {
@@ -271,7 +271,7 @@ class _Run:
             saved = True
         except OSError:
             logger.exception("%s: its answers stay in %s", self._id, self._folder)
-        errors = _errors([fault("server_error", "The door failed on this batch.")])
+        errors = _errors([fault("server_error", "The server failed on this batch.")])
         self._runner._advance(self._id, "failed", errors=errors, **self._adopted)
         if saved:
             shutil.rmtree(self._folder, ignore_errors=True)

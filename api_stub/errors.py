@@ -1,4 +1,4 @@
-"""Every error of the door in OpenAI's shape, whoever raised it."""
+"""Every error of the server in OpenAI's shape, whoever raised it."""
 
 import logging
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ RETRY_SECONDS = 5
 
 
 class ApiError(Exception):
-    """A refusal by the door itself, with its HTTP status."""
+    """A refusal by the server itself, with its HTTP status."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONRespons
 
 def internal_error(error: Exception, request_id: str) -> JSONResponse:
     """Logs what nobody expected and tells the client no more than that it happened."""
-    logger.error("the door failed on %s", request_id, exc_info=error)
-    message = f"The door failed on this request. Its log says why, under {request_id}."
+    logger.error("the server failed on %s", request_id, exc_info=error)
+    message = f"The server failed on this request. Its log says why, under {request_id}."
     return error_response(500, error_object(message, code="internal_error", type="server_error"))
 
 

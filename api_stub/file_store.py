@@ -1,9 +1,9 @@
-"""Files: what clients upload and what batches write, on the disk of the door.
+"""Files: what clients upload and what batches write, on the disk of the server.
 
 <data dir>/http/files/<id>.json     the File object
 <data dir>/http/files/<id>.data     its content
 <data dir>/http/batches/            see `batches.py`
-<data dir>/http/lock                held by the one door that uses the folder
+<data dir>/http/lock                held by the one server that uses the folder
 """
 
 import codecs
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from mlx_rq.api_stub.errors import ApiError, not_found
-from mlx_rq.api_stub.json_store import Record, Records, new_id
+from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
 from mlx_rq.api_stub.middleware import MAX_UPLOAD_BYTES
 from mlx_rq.jobs.batch.lines import parse_object, read_lines
 from mlx_rq.jobs.openai.errors import RequestError
@@ -26,9 +26,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
-    """Takes the data folder for this door until the file is closed; only its user can open it.
+    """Takes the data folder for this server until the file is closed; only its user can open it.
 
-    Raises RequestError where another door has it.
+    Raises RequestError where another server has it.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)  # prompts and answers lie in it
@@ -38,7 +38,7 @@ def lock_folder(folder: Path) -> IO[bytes]:
     except BlockingIOError:
         file.close()
         raise RequestError(
-            f"Another door uses {folder}. Stop it first, or choose another --data-dir.",
+            f"Another server uses {folder}. Stop it first, or choose another --data-dir.",
             code="data_dir_in_use",
             param="data_dir",
         ) from None
@@ -50,7 +50,7 @@ class FileStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._records = Records(folder)
+        self._records = JSONStore(folder)
 
     def create(
         self, content: BinaryIO, filename: str, purpose: str, lifetime: int | None

@@ -1,4 +1,4 @@
-"""JSON records in a folder, one file each, replaced as a whole: what the door must not forget."""
+"""JSON records in a folder, one file each, replaced as a whole: what the server must not forget."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
-class Records:
+class JSONStore:
     """Records by their `id`, in memory and on disk. Used from any thread."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the door, the queues and the workers count, as Prometheus reads it."""
+"""What the server, the queues and the workers count, as Prometheus reads it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """What happens to every request before its endpoint sees it.
 
 Plain ASGI, outermost first: `RequestIds` (every answer names its request, also one to a fault of
-ours), `Guard` (who may come in, and how often), `BodyLimit`.
+ours), `AccessCheck` (who may come in, and how often), `BodyLimit`.
 """
 
 import secrets
@@ -70,7 +70,7 @@ class RequestIds:
             self._requests.count(scope, status)
 
 
-class Guard:
+class AccessCheck:
     """Lets in who has a key (without keys: who is on this machine), and not too often."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -107,7 +107,7 @@ class Guard:
         if owner is None:
             raise ApiError(
                 401,
-                "Incorrect API key provided. The keys are in the file that the door was "
+                "Incorrect API key provided. The keys are in the file that the server was "
                 "started with.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
@@ -123,7 +123,7 @@ class Guard:
         if not is_loopback(_split(f"//{host}").hostname or ""):
             raise ApiError(
                 403,
-                f"Without API keys the door answers to localhost only, not to {host!r}.",
+                f"Without API keys the server answers to localhost only, not to {host!r}.",
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
@@ -134,7 +134,7 @@ class Guard:
         ):
             raise ApiError(
                 403,
-                f"Pages from {origin!r} may not use this door; --allow-origin lets them.",
+                f"Pages from {origin!r} may not use this server; --allow-origin lets them.",
                 code="origin_not_allowed",
             )
 

@@ -1,4 +1,6 @@
-"""What the description of the door (`/openapi.json`, `/docs`) says about bodies, with examples."""
+"""What the description of the server (`/openapi.json`, `/docs`) says about bodies, with
+examples.
+"""
 
 from collections.abc import Mapping
 from typing import Any

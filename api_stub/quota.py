@@ -1,9 +1,10 @@
 """How many jobs may wait for one model, and how many of one key may be on their way at once.
 
-The jobs of a key are in a set in Redis, which all doors share. Those that have ended are taken out
-of it when it is full, not before: below the limit, a key costs two commands a job. A place is taken
-before the job is made and named after it afterwards, so that requests that come together cannot
-pass the limit together; a door that dies in between leaves a place that is free again soon.
+The jobs of a key are in a set in Redis, which all servers share. Those that have ended are taken
+out of it when it is full, not before: below the limit, a key costs two commands a job. A place is
+taken before the job is made and named after it afterwards, so that requests that come together
+cannot pass the limit together; a server that dies in between leaves a place that is free again
+soon.
 """
 
 import secrets
@@ -33,11 +34,11 @@ _CLEAN_SECONDS = 1.0
 
 
 _LOOK_SECONDS = 1.0
-"""How long a door goes by what it saw of a queue that was not nearly full."""
+"""How long a server goes by what it saw of a queue that was not nearly full."""
 
 
 class Room:
-    """What the queues of all models have room for, seen from one door."""
+    """What the queues of all models have room for, seen from one server."""
 
     def __init__(self, most_waiting: int) -> None:
         self._limit = most_waiting
@@ -64,7 +65,7 @@ class Room:
 
 
 class Quota:
-    """The places of all keys, seen from one door."""
+    """The places of all keys, seen from one server."""
 
     def __init__(self, jobs_per_key: int | None) -> None:
         self._limit = jobs_per_key

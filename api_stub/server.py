@@ -1,4 +1,4 @@
-"""Runs the door with uvicorn."""
+"""Runs the server with uvicorn."""
 
 from types import FrameType
 
@@ -13,10 +13,12 @@ KEEP_ALIVE_SECONDS = 75
 one that is just being closed."""
 
 GRACE_SECONDS = 10
-"""How long connections may take to finish once the door closes; waiting clients are told to go."""
+"""How long connections may take to finish once the server closes; waiting clients are told to
+go.
+"""
 
 
-class DoorServer(uvicorn.Server):
+class StoppableServer(uvicorn.Server):
     """A server that tells the clients that wait for jobs when it closes."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -31,10 +33,12 @@ class DoorServer(uvicorn.Server):
         return app
 
 
-def make_server(settings: Settings, host: str, port: int, log_level: str = "info") -> DoorServer:
+def make_server(
+    settings: Settings, host: str, port: int, log_level: str = "info"
+) -> StoppableServer:
     """Makes a server that `run()` runs until a signal; port 0 takes a free one.
 
-    Raises RequestError where strangers could reach a door without keys.
+    Raises RequestError where strangers could reach a server without keys.
     """
     check_binding(host, settings.keys)
     config = uvicorn.Config(
@@ -46,4 +50,4 @@ def make_server(settings: Settings, host: str, port: int, log_level: str = "info
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
     )
-    return DoorServer(config)
+    return StoppableServer(config)

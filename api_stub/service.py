@@ -1,7 +1,7 @@
-"""Takes a request's body to the queue. The way of every job through the door:
+"""Takes a request's body to the queue. The way of every job through the server:
 
-`read_json` → `Door.submit` (kind, model, room, then `mlx_rq.jobs.client.submit`) → a job, on which
-an endpoint waits (`waiting.py`) or whose id it answers with.
+`read_json` → `Service.submit` (kind, model, room, then `mlx_rq.jobs.client.submit`) → a job, on
+which an endpoint waits (`waiting.py`) or whose id it answers with.
 """
 
 import asyncio
@@ -39,15 +39,15 @@ logger = logging.getLogger("mlx_rq.api_stub")
 _DEFAULTS = JobOptions()
 
 _SERVING_SECONDS = 1.0
-"""How long the door goes by what it last saw the live workers serve."""
+"""How long the server goes by what it last saw the live workers serve."""
 
 _SWEEP_SECONDS = 60.0
 
 
-class Door:
+class Service:
     """What the endpoints share: the settings, the way to Redis, files and batches, and counts.
 
-    Raises RequestError where another door uses the same data folder.
+    Raises RequestError where another server uses the same data folder.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -177,24 +177,24 @@ class Door:
                 logger.exception("Cleaning up the data folder failed")
 
 
-async def get_door(request: Request) -> Door:
-    """Finds the door of the app that serves a request.
+async def get_service(request: Request) -> Service:
+    """Finds the server of the app that serves a request.
 
     Dependencies are coroutines: FastAPI would call each function in a thread.
     """
-    door: Door = request.app.state.door
-    return door
+    service: Service = request.app.state.service
+    return service
 
 
 async def _get_files(request: Request) -> FileStore:
-    return (await get_door(request)).files
+    return (await get_service(request)).files
 
 
 async def _get_batches(request: Request) -> BatchRunner:
-    return (await get_door(request)).batches
+    return (await get_service(request)).batches
 
 
-TheDoor = Annotated[Door, Depends(get_door)]
+TheService = Annotated[Service, Depends(get_service)]
 TheFiles = Annotated[FileStore, Depends(_get_files)]
 TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 

@@ -1,4 +1,4 @@
-"""What the person who starts the door decides about it."""
+"""What the person who starts the server decides about it."""
 
 import hashlib
 import hmac
@@ -14,7 +14,9 @@ _HASHED = "sha256:"
 
 
 class ApiKeys:
-    """The keys that open the door. Only their SHA-256 is held; without any, the door is open."""
+    """The keys that open the server. Only their SHA-256 is held; without any, the server is
+    open.
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -71,7 +73,7 @@ def read_keys(path: Path) -> ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the door behaves.
+    """How the server behaves.
 
     `requests_per_minute` is for each key, and so is `jobs_per_key`, the jobs that have not ended;
     `max_queued` jobs may wait for one model. With
@@ -105,10 +107,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(host: str, keys: ApiKeys) -> None:
-    """Raises RequestError where strangers could reach a door that asks for no key."""
+    """Raises RequestError where strangers could reach a server that asks for no key."""
     if not keys and not is_loopback(host):
         raise RequestError(
-            f"Without API keys the door listens on loopback only, not on {host!r}. Give a file "
+            f"Without API keys the server listens on loopback only, not on {host!r}. Give a file "
             "of keys with --api-key-file, or leave out --host.",
             code="invalid_value",
             param="host",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from mlx_rq.api_stub.service import Door
+from mlx_rq.api_stub.service import Service
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError, error_object
 from mlx_rq.jobs.openai.fields import Strict
@@ -117,14 +117,14 @@ class Sent:
 
 
 async def stream(
-    door: Door, job: Job, writer: Writer, *, keep: bool, begun: bool = False
+    service: Service, job: Job, writer: Writer, *, keep: bool, begun: bool = False
 ) -> StreamingResponse:
     """Answers with the events of a job. Raises JobFailed where it fails at once.
 
     A client that goes away takes its job with it, as at the endpoints that wait, unless that is
     to be kept. With `begun`, a failure is an event whenever it came.
     """
-    events = _events(door, job, writer, keep=keep, started=begun)
+    events = _events(service, job, writer, keep=keep, started=begun)
     first = await anext(events)
     return StreamingResponse(
         _chained(first, events),
@@ -140,9 +140,9 @@ async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 async def _events(
-    door: Door, job: Job, writer: Writer, *, keep: bool, started: bool
+    service: Service, job: Job, writer: Writer, *, keep: bool, started: bool
 ) -> AsyncIterator[str]:
-    deltas = follow(job.id, door.redis_url)
+    deltas = follow(job.id, service.redis_url)
     coming = asyncio.ensure_future(anext(deltas, None))
     ended = False
     try:

@@ -1,6 +1,7 @@
 """Delivers webhooks: tells receivers how their jobs ended, again and again until they took it.
 
-The list of deliveries is in Redis (`mlx_rq.jobs.queue.webhooks`). Any number of doors may deliver.
+The list of deliveries is in Redis (`mlx_rq.jobs.queue.webhooks`). Any number of servers may
+deliver.
 """
 
 import asyncio
@@ -44,13 +45,13 @@ _GONE = 410
 
 
 def check_target(url: str, settings: Settings) -> None:
-    """Raises RequestError where this door would never deliver to a URL.
+    """Raises RequestError where this server would never deliver to a URL.
 
     What a name leads to is looked at when it is delivered.
     """
     if not settings.webhook_secrets:
         raise RequestError(
-            "Invalid 'webhook': this door delivers none. Start it with --webhook-secret-file.",
+            "Invalid 'webhook': this server delivers none. Start it with --webhook-secret-file.",
             code="unsupported_parameter",
             param="webhook",
         )
@@ -62,7 +63,7 @@ def check_target(url: str, settings: Settings) -> None:
         return
     if not allowed:
         raise RequestError(
-            f"Invalid 'webhook': {host} is no public address. The door delivers to others where "
+            f"Invalid 'webhook': {host} is no public address. The server delivers to others where "
             "--webhook-allow names their network.",
             code="invalid_value",
             param="webhook",
@@ -70,7 +71,7 @@ def check_target(url: str, settings: Settings) -> None:
 
 
 class Webhooks:
-    """Delivers for one door, as long as `run` runs."""
+    """Delivers for one server, as long as `run` runs."""
 
     def __init__(self, settings: Settings, redis_url: str) -> None:
         self._settings = settings

@@ -1,13 +1,13 @@
-"""Measures the HTTP door with an engine that answers at once.
+"""Measures the HTTP server with an engine that answers at once.
 
     python bench/http_door.py [--jobs 2000] [--waiting 1000]
 
-1. Jobs a second that one door accepts (POST /v1/jobs, 16 connections), beside `submit()` itself in
-   the same number of threads.
+1. Jobs a second that one server accepts (POST /v1/jobs, 16 connections), beside `submit()` itself
+   in the same number of threads.
 2. The latency of a blocking chat completion, beside `submit().result()` in Python: the rest is
-   what the door costs.
+   what the server costs.
 3. Clients that wait at once for jobs that take their time: how many were answered, and how much
-   memory the door took for each.
+   memory the server took for each.
 
 A real valkey-server, a real uvicorn in a process of its own; only the engine is a fake.
 """
@@ -38,7 +38,7 @@ CONNECTIONS = 16
 
 
 @contextmanager
-def door(redis_url: str, folder: Path) -> Iterator[tuple[str, int]]:
+def server(redis_url: str, folder: Path) -> Iterator[tuple[str, int]]:
     """Runs `mlx-rq serve`; gives its URL and process id."""
     port = free_port()
     options = ["--http-port", str(port), "--redis-url", redis_url, "--data-dir", str(folder)]
@@ -46,7 +46,7 @@ def door(redis_url: str, folder: Path) -> Iterator[tuple[str, int]]:
     process = subprocess.Popen([*program, *options, "--max-queued", "1000000"])
     url = f"http://127.0.0.1:{port}"
     try:
-        eventually(lambda: _is_open(url), "the door")
+        eventually(lambda: _is_open(url), "the server")
         yield url, process.pid
     finally:
         process.terminate()
@@ -112,7 +112,7 @@ def measure(redis_url: str, folder: Path, jobs: int, waiting: int) -> None:
     engine = FakeEngine(capacity=4096)
     with (
         worker_in_thread(redis_url, engine, window=4096),
-        door(redis_url, folder) as (url, pid),
+        server(redis_url, folder) as (url, pid),
         httpx.Client(base_url=url, limits=httpx.Limits(max_connections=CONNECTIONS)) as client,
     ):
         direct = per_second(jobs, lambda: submit(CHAT, redis_url=redis_url))
@@ -120,15 +120,15 @@ def measure(redis_url: str, folder: Path, jobs: int, waiting: int) -> None:
         through = per_second(jobs, lambda: client.post("/v1/jobs", json=CHAT).raise_for_status())
         cpu = 1000 * (cpu_seconds(pid) - used) / jobs
         print(
-            f"accepted: {through:,.0f} jobs/s through the door, {direct:,.0f} with submit(): "
-            f"{through / direct:.2f}; the door took {cpu:.1f} ms of processor time for each"
+            f"accepted: {through:,.0f} jobs/s through the server, {direct:,.0f} with submit(): "
+            f"{through / direct:.2f}; the server took {cpu:.1f} ms of processor time for each"
         )
 
         handle = median_milliseconds(
             100, lambda: submit(CHAT, redis_url=redis_url).result(timeout=60)
         )
         http = median_milliseconds(100, lambda: client.post("/v1/chat/completions", json=CHAT))
-        print(f"latency: {http:.1f} ms through the door, {handle:.1f} ms with the Python handle")
+        print(f"latency: {http:.1f} ms through the server, {handle:.1f} ms with the Python handle")
 
         engine.hold()
         before, during = megabytes(pid), 0.0
@@ -143,13 +143,13 @@ def measure(redis_url: str, folder: Path, jobs: int, waiting: int) -> None:
         answered = asyncio.run(wait_together(url, waiting, all_there))
         each = 1024 * (during - before) / waiting
         print(
-            f"waiting: {answered} of {waiting} clients answered; the door holds {during:.0f} MB "
+            f"waiting: {answered} of {waiting} clients answered; the server holds {during:.0f} MB "
             f"with them, {before:.0f} MB without: {each:.0f} KB each"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the HTTP door.")
+    parser = argparse.ArgumentParser(description="Measure the HTTP server.")
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--waiting", type=int, default=1000)
     options = parser.parse_args()

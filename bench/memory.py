@@ -3,7 +3,7 @@
     python bench/memory.py [--jobs 5000] [--model smollm2] [--json]
 
 One worker answers all jobs; each tenth of them its resident memory is read. Every third job has a
-beginning of its own, so that trunks are kept and evicted, as far as their memory goes. Prints a
+beginning of its own, so that prefixes are kept and evicted, as far as their memory goes. Prints a
 plot, and by how much the second half grew. Without --model, a tiny random model: quick, and every
 leak that has to do with jobs shows just as well.
 """
@@ -60,7 +60,7 @@ def measure(model: LoadedModel, jobs: int, url: str) -> list[tuple[int, float]]:
         bodies = [body(number) for number in range(first, min(jobs, first + 1000))]
         submit_many(bodies, redis_url=url)
     worker = MLXWorker(
-        MLXEngine(model, EngineOptions(rows=32, kv_bytes=KV_BYTES)),
+        MLXEngine(model, EngineOptions(batch_size=32, kv_bytes=KV_BYTES)),
         Redis.from_url(url),
         Redis.from_url(url),
         options=WorkerOptions(burst=True),

@@ -1,7 +1,7 @@
 """How much is computed twice: prompt tokens, positions and time, beside mlx-lm's own ways.
 
-    LD_PRELOAD=…/libopenblas.so.0 python bench/prefix.py [--work trunks tree dataset none …]
-        [--jobs 64] [--trunk-tokens 1000] [--peers batch server] [--json] [--plot FILE]
+    LD_PRELOAD=…/libopenblas.so.0 python bench/prefix.py [--work prefixes tree dataset none …]
+        [--jobs 64] [--prefix-tokens 1000] [--peers batch server] [--json] [--plot FILE]
 
 Peers, in the same run with the same model: `mlx_lm.batch_generate`, and `mlx_lm.server` with all
 requests sent at once. Prints ratios only; absolute times depend on the machine. On Linux the
@@ -29,7 +29,7 @@ from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.requests import CompletionRequest
 
-ROWS = 16
+SEQUENCES = 16
 WORDS = [
     "river",
     "stone",
@@ -78,7 +78,7 @@ def _text(dice: random.Random, words: int) -> str:
     return " ".join(dice.choice(WORDS) for _ in range(words))
 
 
-def trunks(jobs: int, tokens: int) -> Work:
+def prefixes(jobs: int, tokens: int) -> Work:
     """Short questions over four long documents."""
     dice = random.Random(1)
     documents = [_text(dice, tokens) for _ in range(4)]
@@ -102,7 +102,7 @@ def tree(jobs: int, tokens: int) -> Work:
 
 
 def dataset(jobs: int, tokens: int) -> Work:
-    """A template, five blocks of examples, and a row of data each."""
+    """A template, five blocks of examples, and a sequence of data each."""
     dice = random.Random(3)
     template = _text(dice, tokens // 4)
     examples = [_text(dice, tokens // 4) for _ in range(5)]
@@ -121,7 +121,7 @@ def none(jobs: int, tokens: int) -> Work:
 
 
 def long(jobs: int, tokens: int) -> Work:
-    """One long row among short ones."""
+    """One long sequence among short ones."""
     dice = random.Random(5)
     prompts = [_text(dice, dice.randrange(40, 60)) for _ in range(max(8, jobs // 4) - 1)]
     prompts.insert(3, _text(dice, 2 * tokens))
@@ -129,7 +129,7 @@ def long(jobs: int, tokens: int) -> Work:
 
 
 WORKS: dict[str, Callable[[int, int], Work]] = {
-    "trunks": trunks,
+    "prefixes": prefixes,
     "tree": tree,
     "dataset": dataset,
     "none": none,
@@ -154,7 +154,7 @@ class Figures:
 
 def run_ours(model: LoadedModel, work: Work) -> tuple[float, list[str], Figures]:
     """Generates with the engine; gives seconds, texts and figures."""
-    engine = MLXEngine(model, EngineOptions(rows=ROWS))
+    engine = MLXEngine(model, EngineOptions(batch_size=SEQUENCES))
     tasks = [
         Task(str(i), CompletionRequest(prompt=p, max_tokens=work.max_tokens, temperature=0))
         for i, p in enumerate(work.prompts)
@@ -184,7 +184,7 @@ def run_ours(model: LoadedModel, work: Work) -> tuple[float, list[str], Figures]
 
 
 def run_batch_generate(model: LoadedModel, work: Work) -> tuple[float, list[str]]:
-    """The same with mlx_lm.batch_generate, as many rows at once."""
+    """The same with mlx_lm.batch_generate, as many sequences at once."""
     from mlx_lm import batch_generate
 
     prompts = [list(model.tokenizer.encode(prompt)) for prompt in work.prompts]
@@ -194,7 +194,7 @@ def run_batch_generate(model: LoadedModel, work: Work) -> tuple[float, list[str]
         model.tokenizer,
         prompts,
         max_tokens=work.max_tokens,
-        completion_batch_size=ROWS,
+        completion_batch_size=SEQUENCES,
         prefill_batch_size=8,
     )
     return time.perf_counter() - started, list(response.texts)
@@ -207,7 +207,15 @@ def run_server(folder: Path, work: Work) -> float:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder)]
     server = subprocess.Popen(
-        [*command, "--port", str(port), "--log-level", "ERROR", "--decode-concurrency", str(ROWS)],
+        [
+            *command,
+            "--port",
+            str(port),
+            "--log-level",
+            "ERROR",
+            "--decode-concurrency",
+            str(SEQUENCES),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -244,7 +252,7 @@ def run_server(folder: Path, work: Work) -> float:
 
 
 def measure(name: str, arguments: argparse.Namespace, folder: Path, model: LoadedModel) -> Figures:
-    work = WORKS[name](arguments.jobs, arguments.trunk_tokens)
+    work = WORKS[name](arguments.jobs, arguments.prefix_tokens)
     print(f"{name}: {len(work.prompts)} jobs", file=sys.stderr)
     seconds, texts, figures = run_ours(model, work)
     figures.work = name
@@ -261,9 +269,9 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path, model: Loade
 
 
 def show(figures: Sequence[Figures]) -> None:
-    rows = [asdict(one) for one in figures]
-    for name in rows[0]:
-        cells = (row[name] for row in rows)
+    sequences = [asdict(one) for one in figures]
+    for name in sequences[0]:
+        cells = (sequence[name] for sequence in sequences)
         print(
             f"{name:28}"
             + "".join(
@@ -292,7 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--jobs", type=int, default=64)
-    parser.add_argument("--trunk-tokens", type=int, default=1000)
+    parser.add_argument("--prefix-tokens", type=int, default=1000)
     parser.add_argument("--peers", nargs="*", choices=["batch", "server"], default=["batch"])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", metavar="FILE")

@@ -34,7 +34,7 @@ class InstantEngine:
     totals = Totals()
     capacity = 256
     running = 0
-    trunk_sharing = "none"
+    prefix_sharing = "none"
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []
@@ -44,7 +44,7 @@ class InstantEngine:
         return len(self._tasks)
 
     @property
-    def aboard(self) -> list[str]:
+    def in_flight(self) -> list[str]:
         return [task.id for task in self._tasks]
 
     def throttle(self, share: float) -> None:

@@ -1,4 +1,4 @@
-"""What choosing tokens costs: 16 rows with 16 different samplers beside 16 greedy rows.
+"""What choosing tokens costs: 16 sequences with 16 different samplers beside 16 greedy sequences.
 
     LD_PRELOAD=…/libopenblas.so.0 python bench/sampling.py [--model smollm2] [--tokens 64]
         [--rounds 5] [--logprobs] [--json]
@@ -21,7 +21,7 @@ from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.requests import CompletionRequest
 
-ROWS = 16
+SEQUENCES = 16
 GOAL = 0.9
 
 SAMPLERS: list[dict[str, Any]] = [
@@ -49,12 +49,12 @@ class Bench:
 
     def __init__(self, model: str, tokens: int) -> None:
         pull(model)
-        self._engine = MLXEngine(load(model), EngineOptions(rows=ROWS))
+        self._engine = MLXEngine(load(model), EngineOptions(batch_size=SEQUENCES))
         self._tokens = tokens
         self._tasks = 0
 
     def tokens_a_second(self, samplers: Sequence[dict[str, Any]]) -> float:
-        """Decodes one batch, a row for each sampler."""
+        """Decodes one batch, a sequence for each sampler."""
         tasks = []
         for number, sampler in enumerate(samplers):
             request = CompletionRequest(
@@ -79,15 +79,17 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--logprobs", action="store_true", help="every row asks for 5 logprobs")
+    parser.add_argument(
+        "--logprobs", action="store_true", help="every sequence asks for 5 logprobs"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
     bench = Bench(options.model, options.tokens)
     more = {"logprobs": 5} if options.logprobs else {}
     mixed = [{**sampler, **more} for sampler in SAMPLERS]
-    # Greedy rows of one prompt would be generated once; these differ in their prompts.
-    greedy = [{"temperature": 0}] * ROWS
+    # Greedy sequences of one prompt would be generated once; these differ in their prompts.
+    greedy = [{"temperature": 0}] * SEQUENCES
     for batch in (mixed, greedy):  # warm up
         bench.tokens_a_second(batch)
     pairs = [
@@ -103,7 +105,7 @@ def main() -> None:
         print(json.dumps(result))
     else:
         print(
-            f"16 samplers / 16 greedy rows, tokens a second: {result['ratio']} "
+            f"16 samplers / 16 greedy sequences, tokens a second: {result['ratio']} "
             f"(median of {options.rounds} rounds, {result['least']} to {result['most']})"
         )
     raise SystemExit(result["ratio"] < GOAL)

@@ -1,4 +1,4 @@
-"""What constraints cost: tokens a second beside free rows, and the time to compile a schema.
+"""What constraints cost: tokens a second beside free sequences, and the time to compile a schema.
 
     LD_PRELOAD=…/libopenblas.so.0 python bench/structured.py [--model smollm2] [--rows 16]
         [--tokens 64] [--schemas FOLDER [--strict]] [--json]
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_rq.engine.engine import MLXEngine
-from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.interface import Task
 from mlx_rq.engine.models.load import LoadedModel, load
 from mlx_rq.engine.options import EngineOptions
@@ -65,24 +65,24 @@ def body(index: int, tokens: int, schema: Any = None, strict: bool = True) -> Bo
 
 def admitted(model: LoadedModel, bodies: Sequence[Body]) -> MLXEngine:
     """An engine with all the bodies in its batch, about to decode."""
-    engine = MLXEngine(model, EngineOptions(rows=len(bodies), chunk=512))
+    engine = MLXEngine(model, EngineOptions(batch_size=len(bodies), chunk=512))
     engine.add([Task(str(i), validate("chat", body)) for i, body in enumerate(bodies)])
     while engine.running < len(bodies) or engine.totals.decoded_tokens == 0:
         engine.step()
     return engine
 
 
-def speed(model: LoadedModel, rows: int, tokens: int) -> dict[str, float]:
-    """Steps a free batch, a constrained one, and one with a single constrained row, in turns.
+def speed(model: LoadedModel, sequences: int, tokens: int) -> dict[str, float]:
+    """Steps a free batch, a constrained one, and one with a single constrained sequence, in turns.
 
     So they share whatever else the machine does, and the medians of their steps compare.
     """
-    free = [body(i, tokens) for i in range(rows)]
-    bound = [body(i, tokens, SCHEMA) for i in range(rows)]
+    free = [body(i, tokens) for i in range(sequences)]
+    bound = [body(i, tokens, SCHEMA) for i in range(sequences)]
     batches = {"free": free, "constrained": bound, "mixed": [bound[0], *free[1:]]}
     engines = {name: admitted(model, bodies) for name, bodies in batches.items()}
     steps: dict[str, list[float]] = {name: [] for name in engines}
-    while all(engine.running == rows for engine in engines.values()):
+    while all(engine.running == sequences for engine in engines.values()):
         for name, engine in engines.items():
             start = time.perf_counter()
             engine.step()
@@ -91,7 +91,7 @@ def speed(model: LoadedModel, rows: int, tokens: int) -> dict[str, float]:
     return {
         "steps measured": float(len(steps["free"])),
         "constrained / free, tokens a second": median["free"] / median["constrained"],
-        "free rows beside one constrained / alone": median["free"] / median["mixed"],
+        "free sequences beside one constrained / alone": median["free"] / median["mixed"],
     }
 
 
@@ -100,7 +100,7 @@ def compile_schema(
 ) -> CompiledGrammar:
     """Compiles a schema; raises RequestError or GrammarFault."""
     request = validate("chat", body(0, 10, schema, strict))
-    grammar = grammar_of(request, dialect_of(model.tokenizer), False)
+    grammar = grammar_of(request, model_format_of(model.tokenizer), False)
     assert grammar is not None
     return guidance.compile(grammar)
 
@@ -165,7 +165,7 @@ def main() -> None:
     if options.schemas:
         found = real_schemas(model, options.schemas, options.strict)
     else:
-        found = speed(model, options.rows, options.tokens)
+        found = speed(model, options.batch_size, options.tokens)
     for name, value in found.items():
         if not options.json:
             print(f"{name:45} {value:.3f}" if isinstance(value, float) else f"{name:45} {value}")

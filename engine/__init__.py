@@ -1,1 +1,1 @@
-"""Tokens in, tokens out: model, prompts, plan, trunks, decode, answers. Never Redis."""
+"""Tokens in, tokens out: model, prompts, plan, prefixes, decode, answers. Never Redis."""

@@ -54,12 +54,12 @@ class Totals:
     decode_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    rows_put_back: int = 0
-    rows_sharing: int = 0
-    """Rows that referred to the KV of a trunk instead of copying it."""
-    trunks_held: int = 0
-    trunk_bytes: int = 0
-    trunks_evicted: int = 0
+    sequences_preempted: int = 0
+    sequences_sharing: int = 0
+    """Sequences that referred to the KV of a prefix instead of copying it."""
+    prefixes_held: int = 0
+    prefix_bytes: int = 0
+    prefixes_evicted: int = 0
 
 
 class Engine(Protocol):
@@ -74,8 +74,8 @@ class Engine(Protocol):
         """Names the model and the versions that answer."""
 
     @property
-    def trunk_sharing(self) -> str:
-        """Says whether rows refer to the KV of shared prefixes or copy it, and why."""
+    def prefix_sharing(self) -> str:
+        """Says whether sequences refer to the KV of shared prefixes or copy it, and why."""
 
     @property
     def totals(self) -> Totals: ...
@@ -86,18 +86,18 @@ class Engine(Protocol):
 
     @property
     def running(self) -> int:
-        """Tasks of which a row is in the batch."""
+        """Tasks of which a sequence is in the batch."""
 
     @property
     def capacity(self) -> int:
-        """Rows that the batch has room for."""
+        """Sequences that the batch has room for."""
 
     @property
-    def aboard(self) -> Collection[str]:
+    def in_flight(self) -> Collection[str]:
         """Ids of the tasks that the next step computes for: those at fault, should it abort."""
 
     def throttle(self, share: float) -> None:
-        """Uses only a part (0 to 1) of the rows and the memory that there are, from now on."""
+        """Uses only a part (0 to 1) of the sequences and the memory that there are, from now on."""
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Takes tasks in; returns the outcomes of those that can never be generated."""

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 SHARE_FROM = 1024
-"""Tokens, times rows, whose copies a step reads in the time that a shared part costs it.
+"""Tokens, times sequences, whose copies a step reads in the time that a shared part costs it.
 
-Measured for SmolLM2 in float32 on a CPU: 256 tokens for two rows break even, 256 for four gain 3 %.
+Measured for SmolLM2 in float32 on a CPU: 256 tokens for two sequences break even, 256 for four gain
+3 %.
 """
 
 
@@ -13,22 +14,22 @@ Measured for SmolLM2 in float32 on a CPU: 256 tokens for two rows break even, 25
 class EngineOptions:
     """How much the engine does at once.
 
-    `rows` decode together; `chunk` prompt tokens are prefilled between two decode steps; KV of
-    trunks and rows takes at most `kv_bytes` (None: what the machine has room for); a row that
-    waited `max_wait` seconds goes before others of its priority. A prefix is kept as a trunk from
-    `min_trunk_tokens` on. A row is admitted where there is memory for its prompt and `reserve`
-    tokens: most answers are shorter than they may be, and where many are not, rows are put back.
-    With `close_json`, a structured text is steered to its end when its budget runs out. With
-    `share_trunks`, rows refer to a trunk instead of copying it, where the model allows it and the
-    product of rows and tokens is at least `share_from`.
+    `batch_size` sequences decode together; `chunk` prompt tokens are prefilled between two decode
+    steps; KV of prefixes and sequences takes at most `kv_bytes` (None: what the machine has room
+    for); a sequence that waited `max_wait` seconds goes before others of its priority. A prefix is
+    cached from `min_prefix_tokens` on. A sequence is admitted where there is memory for its prompt
+    and `reserve` tokens: most answers are shorter than they may be, and where many are not,
+    sequences are preempted. With `close_json`, a structured text is steered to its end when its
+    budget runs out. With `share_prefixes`, sequences refer to a prefix instead of copying it, where
+    the model allows it and the product of sequences and tokens is at least `share_from`.
     """
 
-    rows: int = 16
+    batch_size: int = 16
     chunk: int = 512
     kv_bytes: int | None = None
     max_wait: float = 30.0
-    min_trunk_tokens: int = 16
+    min_prefix_tokens: int = 16
     reserve: int = 1024
     close_json: bool = False
-    share_trunks: bool = True
+    share_prefixes: bool = True
     share_from: int = SHARE_FROM

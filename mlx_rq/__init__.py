@@ -1,8 +1,8 @@
 """Asynchronous language-model jobs on Apple silicon: the names that a producer needs.
 
-The rooms behind this door: `mlx_rq.jobs` (what a job is and how it travels), `mlx_rq.engine`
+The rooms behind these names: `mlx_rq.jobs` (what a job is and how it travels), `mlx_rq.engine`
 (tokens in, tokens out), `mlx_rq.worker` (the life of a job on this machine) and
-`mlx_rq.api_stub` (a thin HTTP door). Importing this package never imports MLX.
+`mlx_rq.api_stub` (a thin HTTP server). Importing this package never imports MLX.
 """
 
 from importlib.metadata import version

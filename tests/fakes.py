@@ -76,7 +76,7 @@ class FakeEngine:
     ) -> None:
         self.model_id = model_id
         self.fingerprint = "fp_fake"
-        self.trunk_sharing = "held once (fake)"
+        self.prefix_sharing = "held once (fake)"
         self.totals = Totals()
         self.capacity = self._most = capacity
         self.answer_with = answer_with
@@ -102,7 +102,7 @@ class FakeEngine:
         return max(0, len(self._tasks) - self.capacity)
 
     @property
-    def aboard(self) -> list[str]:
+    def in_flight(self) -> list[str]:
         return list(self._tasks)[: self.capacity]
 
     def throttle(self, share: float) -> None:
@@ -210,7 +210,7 @@ class RunningWorker:
             self.error = error
 
     def ask_to_stop(self) -> None:
-        """Does what SIGTERM does, and wakes the worker where it waits for a bell."""
+        """Does what SIGTERM does, and wakes the worker where it waits for a wake-up."""
         self.worker.request_stop(15, None)
         self.ring()
 
@@ -228,7 +228,7 @@ class RunningWorker:
         """Wakes the worker where it waits for jobs."""
         options = self.worker.connection.connection_pool.connection_kwargs
         with Redis(host=options["host"], port=options["port"], db=options["db"]) as connection:
-            connection.rpush(keys.bell(ANY_MODEL), 1)
+            connection.rpush(keys.wake_up(ANY_MODEL), 1)
 
     def join(self) -> int:
         """Waits for the end of the worker; returns how many jobs it ended, or raises its error."""
@@ -285,7 +285,7 @@ def worker_in_thread(
 
 
 def eventually(condition: Callable[[], bool], what: str = "it") -> None:
-    """Waits for something in Redis that rings no bell."""
+    """Waits for something in Redis that rings no wake-up."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
@@ -293,7 +293,7 @@ def eventually(condition: Callable[[], bool], what: str = "it") -> None:
 
 
 def until_idle(connection: Redis) -> None:
-    """Waits until a worker waits for a bell."""
+    """Waits until a worker waits for a wake-up."""
     eventually(
         lambda: any(
             client["cmd"] == "blpop" and "b" in client["flags"]

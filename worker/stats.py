@@ -13,7 +13,7 @@ LONGEST_SECONDS = 60.0
 """A worker that is never idle reports this often."""
 
 
-class WindowReport:
+class WindowStats:
     """Logs what was computed since the last report: when the worker runs dry, or every minute."""
 
     def __init__(
@@ -26,14 +26,14 @@ class WindowReport:
 
     def idle(self) -> None:
         """The worker has nothing to do: a window has ended."""
-        self._report()
+        self._stats()
 
     def busy(self) -> None:
         """The worker goes on; now and then it says how."""
         if self._clock() - self._last_at > LONGEST_SECONDS:
-            self._report()
+            self._stats()
 
-    def _report(self) -> None:
+    def _stats(self) -> None:
         now = asdict(self._totals())
         did = {name: value - self._last[name] for name, value in now.items()}
         self._last, self._last_at = now, self._clock()

@@ -29,19 +29,19 @@ from mlx_rq.engine.interface import Engine, Outcome
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue.payload import SERIALIZER
-from mlx_rq.worker.leases.cancellation import Interruptions
+from mlx_rq.worker.leases.cancellation import Cancellations
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases.keeper import LeaseKeeper
 from mlx_rq.worker.leases.recovery import Count, machine
-from mlx_rq.worker.leases.rq_registration import Member
+from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.process.redis_retry import Reach
-from mlx_rq.worker.process.supervisor_pipe import Lifeline
+from mlx_rq.worker.process.redis_retry import RedisRetry
+from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.process.throttle import Throttle
 from mlx_rq.worker.results.outbox import Outbox
 from mlx_rq.worker.results.spool import Spool
-from mlx_rq.worker.results.stream import Deltas
-from mlx_rq.worker.stats import WindowReport
+from mlx_rq.worker.results.stream import StreamPublisher
+from mlx_rq.worker.stats import WindowStats
 from mlx_rq.worker.tasks import no_answer, task_of
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -50,7 +50,7 @@ IDLE_SECONDS = 1.0
 """An idle worker looks for jobs this often even where nobody rang (RQ puts jobs back silently)."""
 
 
-class MLXWorker(Member):
+class MLXWorker(RQRegistration):
     """An RQ worker that generates many jobs at once with one engine."""
 
     def __init__(
@@ -62,7 +62,7 @@ class MLXWorker(Member):
         served_names: Iterable[str] = (),
         options: WorkerOptions = WorkerOptions(),  # noqa: B008 (frozen)
         name: str | None = None,
-        lifeline: Lifeline | None = None,
+        supervisor_pipe: SupervisorPipe | None = None,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -79,16 +79,16 @@ class MLXWorker(Member):
         )
         self.queues = self._ordered_queues = self.claims.queues
         self._jobs: dict[str, ClaimedJob] = {}
-        self._aboard: set[str] = set()
-        self._deltas = Deltas(engine, connection)
-        self._interruptions = Interruptions()
+        self._in_flight: set[str] = set()
+        self._stream = StreamPublisher(engine, connection)
+        self._cancellations = Cancellations()
         self._outbox = Outbox(connection, Spool(options.spool), self.was_forgotten_since)
-        self._lifeline = lifeline or Lifeline(None)
-        self._reach = Reach(self._progress)
-        self._throttle = Throttle(engine, self._lifeline)
+        self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
+        self._redis_retry = RedisRetry(self._progress)
+        self._throttle = Throttle(engine, self._supervisor_pipe)
         self._stop_at: float | None = None
         self._lock = threading.Lock()
-        self._report = WindowReport(lambda: engine.totals)
+        self._stats = WindowStats(lambda: engine.totals)
         self._leases = LeaseKeeper(
             lease_connection,
             self,
@@ -112,7 +112,7 @@ class MLXWorker(Member):
             "host": self.hostname,
             "machine": machine(),
             "pid": self.pid,
-            "trunk_sharing": self.engine.trunk_sharing,
+            "prefix_sharing": self.engine.prefix_sharing,
             "capacity": self.engine.capacity,
             "running": self.engine.running,
             "waiting": self.engine.waiting,
@@ -131,7 +131,7 @@ class MLXWorker(Member):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.request_stop)
         self._leases.renew()
-        self._leases.say_aboard(())  # that nothing is: a missing record says less
+        self._leases.say_in_flight(())  # that nothing is: a missing record says less
         self._leases.start()
         logger.info("worker %s serves %s", self.name, ", ".join(self.models))
         crashed = True
@@ -141,29 +141,29 @@ class MLXWorker(Member):
                 self._turn()
             crashed = False
         finally:
-            self._sign_off("aboard" if crashed else "no")
+            self._sign_off("in_flight" if crashed else "no")
         return self._outbox.ended
 
     def _turn(self) -> None:
         """One pass of the loop. A Redis that is away stops neither decoding nor the loop."""
         # What is finished goes first: else its job, whose lease ran out, may be claimed again.
-        self._reach.attempt(self._commit)
-        self._reach.attempt(self._take)
+        self._redis_retry.attempt(self._commit)
+        self._redis_retry.attempt(self._take)
         self._end_interrupted()
-        self._interruptions.began(aboard := self.engine.aboard)
-        self._say_aboard(aboard)
+        self._cancellations.began(in_flight := self.engine.in_flight)
+        self._say_in_flight(in_flight)
         self._finish(self.engine.step())
-        self._report.busy()
+        self._stats.busy()
         self._throttle.grow()
-        if not self._reach.away:
-            self._deltas.publish()
-        self._reach.attempt(self._commit)
-        if self._reach.away and not self.engine.running:
-            time.sleep(self._reach.pause)
+        if not self._redis_retry.away:
+            self._stream.publish()
+        self._redis_retry.attempt(self._commit)
+        if self._redis_retry.away and not self.engine.running:
+            time.sleep(self._redis_retry.pause)
 
     def _progress(self) -> None:
         self._leases.progress()
-        self._lifeline.progress()
+        self._supervisor_pipe.progress()
 
     def _finish(self, outcomes: Iterable[Outcome]) -> None:
         """Takes the engine's outcomes; a job that it has forgotten without one ends too."""
@@ -210,7 +210,7 @@ class MLXWorker(Member):
         if claimed:
             self._start(claimed)
         elif not self._jobs and not self.options.burst:
-            self._report.idle()
+            self._stats.idle()
             self.say_state(WorkerStatus.IDLE)
             self.claims.wait(IDLE_SECONDS)
 
@@ -223,12 +223,12 @@ class MLXWorker(Member):
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         # Before they are read: a job may kill the worker by that too.
-        self._say_aboard(self._aboard.union(job.id for job in claimed))
+        self._say_in_flight(self._in_flight.union(job.id for job in claimed))
         tasks, outcomes = [], []
         for job in claimed:
-            self._interruptions.watch(job)
+            self._cancellations.watch(job)
             if job.stream:
-                self._deltas.watch(job.id)
+                self._stream.watch(job.id)
             try:
                 tasks.append(task_of(job))
             except RequestError as error:
@@ -241,24 +241,24 @@ class MLXWorker(Member):
         """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
         for job in self._held():
             if job.lease.execution_id == execution_id:
-                self._interruptions.cancel(job.id)
+                self._cancellations.cancel(job.id)
 
     def _end_interrupted(self) -> None:
         """Takes jobs that were cancelled, or are out of time, out of the engine."""
-        for job, error in self._interruptions.due():
+        for job, error in self._cancellations.due():
             if job.id not in self._outbox:  # else it is finished already
                 self.engine.cancel(job.id)
                 self._outbox.put([(job, Outcome(job.id, {"error": error}))])
 
-    def _say_aboard(self, job_ids: Collection[str]) -> None:
+    def _say_in_flight(self, job_ids: Collection[str]) -> None:
         """Says before each piece of work whose attempt it is, should the worker die of it."""
 
         def say() -> None:
-            self._leases.say_aboard(job_ids)
-            self._aboard = set(job_ids)  # else it is said again when Redis is back
+            self._leases.say_in_flight(job_ids)
+            self._in_flight = set(job_ids)  # else it is said again when Redis is back
 
-        if self._aboard != set(job_ids):
-            self._reach.attempt(say)
+        if self._in_flight != set(job_ids):
+            self._redis_retry.attempt(say)
 
     def _commit(self) -> None:
         """Writes every finished job; those whose lease was lost are discarded and counted."""
@@ -267,8 +267,8 @@ class MLXWorker(Member):
         for job in self._outbox.send():
             # Not one that was claimed again since.
             if self._jobs.get(job.id) is job:
-                self._interruptions.forget(job.id)
-                self._deltas.forget(job.id)
+                self._cancellations.forget(job.id)
+                self._stream.forget(job.id)
                 with self._lock:
                     del self._jobs[job.id]
         self._leases.say()
@@ -289,7 +289,7 @@ class MLXWorker(Member):
             self._commit()
         except Exception as error:
             logger.error("%d answers could not be saved: %s", len(self._outbox), error)
-        self._report.idle()
+        self._stats.idle()
         self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
         try:
             if self._jobs:

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.metrics import CONTENT_TYPE, exposition
-from mlx_rq.api_stub.service import Door, TheDoor
+from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue.connection import reachable
@@ -19,16 +19,16 @@ from mlx_rq.jobs.queue.workers import live_workers
 router = APIRouter(tags=["state"])
 
 
-def _overview(door: Door) -> dict[str, Any]:
-    with reachable(door.connection):
-        return overview(door.connection)
+def _overview(service: Service) -> dict[str, Any]:
+    with reachable(service.connection):
+        return overview(service.connection)
 
 
 @router.get("/health")
-async def health(door: TheDoor) -> JSONResponse:
+async def health(service: TheService) -> JSONResponse:
     """Say whether the queue can be reached (503 where not), who works, and how much waits."""
     try:
-        state = await run_in_threadpool(_overview, door)
+        state = await run_in_threadpool(_overview, service)
     except RedisUnavailable:
         return JSONResponse({"status": "no_redis", "redis": False}, 503)
     workers, queues = state["workers"], state["queues"]
@@ -44,16 +44,16 @@ async def health(door: TheDoor) -> JSONResponse:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(door: TheDoor) -> PlainTextResponse:
-    """Give the counts of the door, the queues and the workers to Prometheus."""
-    state = await run_in_threadpool(_overview, door)
-    return PlainTextResponse(exposition(state, door.requests), media_type=CONTENT_TYPE)
+async def metrics(service: TheService) -> PlainTextResponse:
+    """Give the counts of the server, the queues and the workers to Prometheus."""
+    state = await run_in_threadpool(_overview, service)
+    return PlainTextResponse(exposition(state, service.requests), media_type=CONTENT_TYPE)
 
 
-def _models(door: Door) -> dict[str, dict[str, Any]]:
+def _models(service: Service) -> dict[str, dict[str, Any]]:
     """Lists what live workers serve, by id; a model is as old as its oldest worker."""
-    with reachable(door.connection):
-        workers = live_workers(door.connection)
+    with reachable(service.connection):
+        workers = live_workers(service.connection)
     models: dict[str, dict[str, Any]] = {}
     for worker in sorted(workers, key=lambda worker: str(worker["born"])):
         for name in worker["serves"]:
@@ -78,17 +78,17 @@ def _unix(born: str) -> int:
 
 
 @router.get("/v1/models")
-async def list_models(door: TheDoor) -> JSONResponse:
+async def list_models(service: TheService) -> JSONResponse:
     """List the models that live workers serve (`default`, which all serve, is not one)."""
-    models = await run_in_threadpool(_models, door)
+    models = await run_in_threadpool(_models, service)
     data = [model for name, model in sorted(models.items()) if name != ANY_MODEL]
     return JSONResponse({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{model:path}")
-async def get_model(door: TheDoor, model: str) -> JSONResponse:
+async def get_model(service: TheService, model: str) -> JSONResponse:
     """Describe one model. Its id may hold slashes."""
-    found = (await run_in_threadpool(_models, door)).get(model)
+    found = (await run_in_threadpool(_models, service)).get(model)
     if found is None:
         raise ApiError(
             404,

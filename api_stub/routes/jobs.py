@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from mlx_rq.api_stub.job_view import job_view
 from mlx_rq.api_stub.long_poll import wait
 from mlx_rq.api_stub.openapi import any_body
-from mlx_rq.api_stub.service import JsonBody, TheDoor
+from mlx_rq.api_stub.service import JsonBody, TheService
 from mlx_rq.api_stub.webhooks import check_target
 from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.priority import Priority
@@ -37,7 +37,7 @@ async def job_options(
 async def submit_job(
     request: Request,
     body: JsonBody,
-    door: TheDoor,
+    service: TheService,
     options: Annotated[JobOptions, Depends(job_options)],
 ) -> JSONResponse:
     """Put a job into the queue: `messages` make a chat, `prompt` a completion.
@@ -46,9 +46,9 @@ async def submit_job(
     called with the job once that has ended.
     """
     if options.webhook is not None:
-        check_target(options.webhook, door.settings)
-    job = await door.submit(request, kind_of(body), body, options=options, any_model=True)
-    view = await run_in_threadpool(job_view, job, door.served)
+        check_target(options.webhook, service.settings)
+    job = await service.submit(request, kind_of(body), body, options=options, any_model=True)
+    view = await run_in_threadpool(job_view, job, service.served)
     return JSONResponse(view, 202, {"location": f"/v1/jobs/{job.id}", **_COME_AGAIN})
 
 
@@ -58,22 +58,22 @@ JobId = Annotated[str, Path(examples=["0123456789abcdef0123456789abcdef"])]
 @router.get("/v1/jobs/{job_id}")
 async def get_job(
     request: Request,
-    door: TheDoor,
+    service: TheService,
     job_id: JobId,
     wait_seconds: Annotated[float, Query(alias="wait", ge=0, le=LONGEST_WAIT)] = 0.0,
 ) -> Response:
     """Tell a job's status, and its result once it has one; `?wait=30` waits for that."""
-    job = Job(job_id, door.redis_url)
+    job = Job(job_id, service.redis_url)
     view = await run_in_threadpool(job_view, job)
     if wait_seconds and view["status"] in UNFINISHED:
-        await wait(request, door, job, wait_seconds)
+        await wait(request, service, job, wait_seconds)
         view = await run_in_threadpool(job_view, job)
     return JSONResponse(view, headers=_COME_AGAIN if view["status"] in UNFINISHED else None)
 
 
 @router.delete("/v1/jobs/{job_id}")
-async def cancel_job(door: TheDoor, job_id: JobId) -> JSONResponse:
+async def cancel_job(service: TheService, job_id: JobId) -> JSONResponse:
     """End a job without an answer. One that has ended already stays as it is."""
-    job = Job(job_id, door.redis_url)
+    job = Job(job_id, service.redis_url)
     await run_in_threadpool(job.cancel)
     return JSONResponse(await run_in_threadpool(job_view, job))

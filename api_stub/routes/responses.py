@@ -15,7 +15,7 @@ from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.long_poll import answer, keeps_its_job
 from mlx_rq.api_stub.openapi import STREAMED, body_of
 from mlx_rq.api_stub.response_events import ResponseEvents
-from mlx_rq.api_stub.service import Door, JsonBody, TheDoor
+from mlx_rq.api_stub.service import JsonBody, Service, TheService
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.jobs.client.conversation import items_of
 from mlx_rq.jobs.client.job import UNFINISHED, Job
@@ -30,7 +30,7 @@ router = APIRouter(tags=["responses"])
 
 
 @router.post("/v1/responses", responses=STREAMED, openapi_extra=body_of("responses"))
-async def create_response(request: Request, body: JsonBody, door: TheDoor) -> Response:
+async def create_response(request: Request, body: JsonBody, service: TheService) -> Response:
     """Wait for a response; with `background: true`, only put it into the queue.
 
     With `stream: true`, its events come as it is generated.
@@ -42,20 +42,20 @@ async def create_response(request: Request, body: JsonBody, door: TheDoor) -> Re
         result_ttl=DEFAULT_RESULT_TTL if wanted.store is False else STORED_TTL,
         stream=wanted_stream is not None,
     )
-    job = await door.submit(
+    job = await service.submit(
         request, "responses", body, options=options, waits=not wanted.background
     )
     if wanted_stream is not None:
-        keep = wanted.background is True or keeps_its_job(request, door)
-        return await stream(door, job, ResponseEvents(job, wanted, time.time()), keep=keep)
+        keep = wanted.background is True or keeps_its_job(request, service)
+        return await stream(service, job, ResponseEvents(job, wanted, time.time()), keep=keep)
     if not wanted.background:
-        return await answer(request, door, job)
+        return await answer(request, service, job)
     return JSONResponse(await run_in_threadpool(_view, job), headers={"x-job-id": job.id})
 
 
 @router.get("/v1/responses/{response}", responses=STREAMED)
 async def get_response(
-    door: TheDoor,
+    service: TheService,
     response: str,
     wants_stream: Annotated[bool, Query(alias="stream")] = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
@@ -66,10 +66,10 @@ async def get_response(
     With `stream=true`, give the events of one that was asked for as a stream, from the first one
     or from the one after the number `starting_after`, and go on until it ends.
     """
-    job = _job(door, response)
+    job = _job(service, response)
     if wants_stream:
-        events = await run_in_threadpool(_events_again, door, job, starting_after)
-        return await stream(door, job, events, keep=True, begun=True)
+        events = await run_in_threadpool(_events_again, service, job, starting_after)
+        return await stream(service, job, events, keep=True, begun=True)
     if starting_after is not None:
         raise ApiError(
             400,
@@ -81,9 +81,9 @@ async def get_response(
 
 
 @router.post("/v1/responses/{response}/cancel")
-async def cancel_response(door: TheDoor, response: str) -> JSONResponse:
+async def cancel_response(service: TheService, response: str) -> JSONResponse:
     """End a response that has not ended."""
-    job = _job(door, response)
+    job = _job(service, response)
 
     def cancel() -> dict[str, Any]:
         _payload(job)
@@ -97,9 +97,9 @@ async def cancel_response(door: TheDoor, response: str) -> JSONResponse:
 
 
 @router.delete("/v1/responses/{response}")
-async def delete_response(door: TheDoor, response: str) -> JSONResponse:
+async def delete_response(service: TheService, response: str) -> JSONResponse:
     """Forget a response; one that has not ended is cancelled."""
-    job = _job(door, response)
+    job = _job(service, response)
 
     def delete() -> None:
         _payload(job)
@@ -111,14 +111,14 @@ async def delete_response(door: TheDoor, response: str) -> JSONResponse:
 
 @router.get("/v1/responses/{response}/input_items")
 async def list_input_items(
-    door: TheDoor,
+    service: TheService,
     response: str,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "desc",
 ) -> JSONResponse:
     """List what a response was made from, also what came from the response before it."""
-    job = _job(door, response)
+    job = _job(service, response)
     body = await run_in_threadpool(_payload, job)
     given = items_of(body["input"])
     items = [_listed(item, f"{job.id}{number:04x}") for number, item in enumerate(given)]
@@ -129,11 +129,11 @@ def _not_found(response: str) -> ApiError:
     return ApiError(404, f"Response with id '{response}' not found.", code=None, param="id")
 
 
-def _job(door: Door, response: str) -> Job:
+def _job(service: Service, response: str) -> Job:
     job_id = job_of(response)
     if job_id is None:
         raise _not_found(response)
-    return Job(job_id, door.redis_url)
+    return Job(job_id, service.redis_url)
 
 
 def _payload(job: Job) -> dict[str, Any]:
@@ -173,13 +173,13 @@ _BEFORE_TEXT = 2
 """Events of a response before those of its text: that it was created, that it is in progress."""
 
 
-def _events_again(door: Door, job: Job, starting_after: int | None) -> ResponseEvents:
+def _events_again(service: Service, job: Job, starting_after: int | None) -> ResponseEvents:
     """Makes the events of a response that was streamed; raises ApiError where it cannot.
 
     What was published is forgotten after a while. Then the events come in larger pieces, and their
     numbers mean something else.
     """
-    body, connection = _payload(job), door.connection
+    body, connection = _payload(job), service.connection
     if not is_published(connection, job.id):
         raise ApiError(
             400,

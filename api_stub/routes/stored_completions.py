@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.openapi import model_body
-from mlx_rq.api_stub.service import Door, JsonBody, TheDoor
+from mlx_rq.api_stub.service import JsonBody, Service, TheService
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout, error_in
 from mlx_rq.jobs.openai.fields import Metadata, Strict
@@ -32,10 +32,10 @@ class MetadataUpdate(Strict):
     metadata: Metadata | None
 
 
-def remember(door: Door, job: Job) -> None:
+def remember(service: Service, job: Job) -> None:
     """Puts a job among the stored ones; those whose results are gone by now are dropped."""
     now = time.time()
-    with reachable(door.connection), door.connection.pipeline() as pipe:
+    with reachable(service.connection), service.connection.pipeline() as pipe:
         pipe.zadd(keys.STORED, {job.id: now}, nx=True)
         pipe.zremrangebyscore(keys.STORED, "-inf", now - STORED_TTL)
         pipe.execute()
@@ -53,7 +53,7 @@ _BY_METADATA = {
 @router.get("/v1/chat/completions", openapi_extra={"parameters": [_BY_METADATA]})
 async def list_completions(
     request: Request,
-    door: TheDoor,
+    service: TheService,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "asc",
@@ -67,7 +67,7 @@ async def list_completions(
     }
     found = [
         completion
-        for completion in await run_in_threadpool(_all, door)
+        for completion in await run_in_threadpool(_all, service)
         if model in (None, completion["model"])
         and wanted.items() <= (completion["metadata"] or {}).items()
     ]
@@ -75,40 +75,40 @@ async def list_completions(
 
 
 @router.get("/v1/chat/completions/{completion}")
-async def get_completion(door: TheDoor, completion: str) -> JSONResponse:
+async def get_completion(service: TheService, completion: str) -> JSONResponse:
     """Give a stored completion."""
-    return JSONResponse(await run_in_threadpool(_read, door, completion))
+    return JSONResponse(await run_in_threadpool(_read, service, completion))
 
 
 @router.post(
     "/v1/chat/completions/{completion}",
     openapi_extra=model_body(MetadataUpdate, {"metadata": {"checked": "yes"}}),
 )
-async def update_completion(door: TheDoor, completion: str, body: JsonBody) -> JSONResponse:
+async def update_completion(service: TheService, completion: str, body: JsonBody) -> JSONResponse:
     """Change the metadata of a stored completion."""
     update = read_as(MetadataUpdate, body)
 
     def write() -> dict[str, Any]:
-        _read(door, completion)
+        _read(service, completion)
         name = keys.metadata(completion.removeprefix(_ID))
-        with reachable(door.connection):
-            door.connection.set(name, json.dumps(update.metadata), ex=STORED_TTL)
-        return _read(door, completion)
+        with reachable(service.connection):
+            service.connection.set(name, json.dumps(update.metadata), ex=STORED_TTL)
+        return _read(service, completion)
 
     return JSONResponse(await run_in_threadpool(write))
 
 
 @router.delete("/v1/chat/completions/{completion}")
-async def delete_completion(door: TheDoor, completion: str) -> JSONResponse:
+async def delete_completion(service: TheService, completion: str) -> JSONResponse:
     """Forget a stored completion."""
 
     def delete() -> None:
-        _read(door, completion)
+        _read(service, completion)
         job_id = completion.removeprefix(_ID)
-        Job(job_id, door.redis_url).delete()
-        with reachable(door.connection):
-            door.connection.zrem(keys.STORED, job_id)
-            door.connection.delete(keys.metadata(job_id))
+        Job(job_id, service.redis_url).delete()
+        with reachable(service.connection):
+            service.connection.zrem(keys.STORED, job_id)
+            service.connection.delete(keys.metadata(job_id))
 
     await run_in_threadpool(delete)
     return JSONResponse({"id": completion, "object": "chat.completion.deleted", "deleted": True})
@@ -116,7 +116,7 @@ async def delete_completion(door: TheDoor, completion: str) -> JSONResponse:
 
 @router.get("/v1/chat/completions/{completion}/messages")
 async def list_messages(
-    door: TheDoor,
+    service: TheService,
     completion: str,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -125,8 +125,8 @@ async def list_messages(
     """List the messages that a stored completion answered."""
 
     def read() -> list[dict[str, Any]]:
-        _read(door, completion)
-        body = Job(completion.removeprefix(_ID), door.redis_url).payload().body
+        _read(service, completion)
+        body = Job(completion.removeprefix(_ID), service.redis_url).payload().body
         return [
             _message(message, f"{completion}-{number}")
             for number, message in enumerate(body["messages"])
@@ -144,41 +144,43 @@ def _message(message: Mapping[str, Any], identity: str) -> dict[str, Any]:
     return {**shown, "id": identity, "content": text, "content_parts": parts}
 
 
-def _all(door: Door) -> list[dict[str, Any]]:
+def _all(service: Service) -> list[dict[str, Any]]:
     """Reads the stored completions that are there, the oldest first."""
-    with reachable(door.connection):
-        stored: Any = door.connection.zrange(keys.STORED, 0, -1)
+    with reachable(service.connection):
+        stored: Any = service.connection.zrange(keys.STORED, 0, -1)
         job_ids = [job_id.decode() for job_id in stored]
-        texts = door.connection.mget([keys.result(job_id) for job_id in job_ids]) if job_ids else []
+        texts = (
+            service.connection.mget([keys.result(job_id) for job_id in job_ids]) if job_ids else []
+        )
     found = []
     for job_id, text in zip(job_ids, texts, strict=True):
         if text is not None and error_in(result := json.loads(text)) is None:
-            found.append(_with_metadata(door, job_id, result))
+            found.append(_with_metadata(service, job_id, result))
     return found
 
 
-def _read(door: Door, completion: str) -> dict[str, Any]:
+def _read(service: Service, completion: str) -> dict[str, Any]:
     """Reads a stored completion; raises ApiError where there is none."""
     job_id = completion.removeprefix(_ID)
-    with reachable(door.connection):
-        stored = completion.startswith(_ID) and door.connection.zscore(keys.STORED, job_id)
+    with reachable(service.connection):
+        stored = completion.startswith(_ID) and service.connection.zscore(keys.STORED, job_id)
     try:
         if not stored:
             raise JobNotFound(job_id)
-        return _with_metadata(door, job_id, Job(job_id, door.redis_url).result(timeout=0))
+        return _with_metadata(service, job_id, Job(job_id, service.redis_url).result(timeout=0))
     except (JobNotFound, JobFailed, ResultTimeout):
         raise ApiError(
             404, f"No stored completion found with id '{completion}'.", code=None, param="id"
         ) from None
 
 
-def _with_metadata(door: Door, job_id: str, result: dict[str, Any]) -> dict[str, Any]:
-    with reachable(door.connection):
-        changed = door.connection.get(keys.metadata(job_id))
+def _with_metadata(service: Service, job_id: str, result: dict[str, Any]) -> dict[str, Any]:
+    with reachable(service.connection):
+        changed = service.connection.get(keys.metadata(job_id))
     if changed is not None:
         return {**result, "metadata": json.loads(changed)}
     try:
-        body: Mapping[str, Any] = Job(job_id, door.redis_url).payload().body
+        body: Mapping[str, Any] = Job(job_id, service.redis_url).payload().body
     except (JobNotFound, RequestError):
         body = {}
     return {**result, "metadata": body.get("metadata")}

@@ -16,8 +16,8 @@ _LOOK_BACK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """The marks that a model's text is read by. See `dialect_of`."""
+class ModelFormat:
+    """The marks that a model's text is read by. See `model_format_of`."""
 
     specials: Mapping[str, int]
     """All tokens that a grammar takes for special."""
@@ -48,7 +48,7 @@ class Dialect:
         return self.format.argument_end if self.format else ""
 
 
-def dialect_of(tokenizer: TokenizerWrapper) -> Dialect:
+def model_format_of(tokenizer: TokenizerWrapper) -> ModelFormat:
     """Reads the marks off a tokenizer; a model that knows no tools gets Hermes' way to call them.
 
     Hermes' way is JSON between `<tool_call>` and `</tool_call>`: most models have seen it.
@@ -56,7 +56,7 @@ def dialect_of(tokenizer: TokenizerWrapper) -> Dialect:
     specials = special_tokens(tokenizer)
     native = bool(tokenizer.has_tool_calling)
     parse = tokenizer.tool_parser if native else json_tools.parse_tool_call
-    return Dialect(
+    return ModelFormat(
         specials=specials,
         hidden=tuple(
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special

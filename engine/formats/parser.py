@@ -1,4 +1,4 @@
-"""Takes a row's text apart: reasoning, content, tool calls. Pure: text in, parts out."""
+"""Takes a sequence's text apart: reasoning, content, tool calls. Pure: text in, parts out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

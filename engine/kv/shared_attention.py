@@ -1,8 +1,8 @@
-"""Attention over a trunk that is held once: exact, by parts.
+"""Attention over a prefix that is held once: exact, by parts.
 
 Softmax over all keys of a row is a weighted mean of softmaxes over parts of them; the weights are
 the parts' shares of the total mass, whose logarithm (log-sum-exp) each part gives beside its
-output. So the rows of a trunk attend to it together, in one matrix product over their stacked
+output. So the rows of a prefix attend to it together, in one matrix product over their stacked
 queries, and each attends to its own suffix; then the outputs are merged, in float32. The way is
 that of Hydragen (Juravsky et al., arXiv 2402.05099) and ChunkAttention (Ye et al., 2402.15220).
 
@@ -54,11 +54,11 @@ def shared_attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attends to the trunks of a shared cache and to its rows' suffixes, `keys` and `values`.
+    """Attends to the prefixes of a shared cache and to its rows' suffixes, `keys` and `values`.
 
     Takes and gives what mlx-lm's function does, and leaves every other cache to that one. `queries`
     have the shape (rows, heads, queries, head width), `keys` (rows, KV heads, suffix, head width);
-    all queries come after the whole trunk, `mask` (and so causality) is over the suffix alone.
+    all queries come after the whole prefix, `mask` (and so causality) is over the suffix alone.
     """
     levels = cache.levels if isinstance(cache, SharedKVCache | BatchSharedKVCache) else ()
     if not levels:

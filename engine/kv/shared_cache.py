@@ -1,7 +1,7 @@
-"""KV caches of rows that stand on a trunk: the trunk is held once, each row owns what follows it.
+"""KV caches of rows that stand on a prefix: the prefix is held once, each row owns what follows it.
 
-A trunk is a chain of parts, one for each level of nesting (a system prompt, a document below it):
-a longer trunk refers to the parts of the shorter one and holds only what it adds. A row refers to
+A prefix is a chain of parts, one for each level of nesting (a system prompt, a document below it):
+a longer prefix refers to the parts of the shorter one and holds only what it adds. A row refers to
 its chain and owns a suffix; a batch keeps the suffixes of its rows as mlx-lm does, left-padded, and
 refers to each part once, however many rows stand on it. What these caches hand to a layer is
 therefore the suffix alone, and only `shared_attention` knows how to attend to the rest.
@@ -17,7 +17,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, _BaseCache
 
 BLOCK = 64
-"""Slots by which suffixes on trunks grow: they are short, and mlx-lm's 256 would outweigh them."""
+"""Slots by which suffixes on prefixes grow: they are short, and mlx-lm's 256 would outweigh
+them.
+"""
 
 
 class Part:
@@ -120,7 +122,7 @@ class SharedKVCache(_BaseCache):
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Gives the mask over the suffix; raises ValueError for a window: it would cut trunks."""
+        """Gives the mask over the suffix; raises ValueError for a window: it would cut prefixes."""
         _refuse_window(window_size)
         mask: mx.array | str | None = self.suffix.make_mask(
             N, return_array=return_array, window_size=None
@@ -138,7 +140,7 @@ class SharedKVCache(_BaseCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the suffix: who built the trunk counts its parts."""
+        """Bytes of the suffix: who built the prefix counts its parts."""
         return int(self.suffix.nbytes)
 
     def size(self) -> int:
@@ -151,7 +153,7 @@ class SharedKVCache(_BaseCache):
         return True
 
     def trim(self, n: int) -> int:
-        """Forgets up to `n` tokens of the suffix, never of the trunk; says how many."""
+        """Forgets up to `n` tokens of the suffix, never of the prefix; says how many."""
         return int(self.suffix.trim(n))
 
     @classmethod
@@ -162,7 +164,7 @@ class SharedKVCache(_BaseCache):
 class BatchSharedKVCache(BatchKVCache):
     """The rows of a batch in one layer: their suffixes, left-padded, and each part once.
 
-    `offset` is the position of each row's next token, its trunk counted in (rotary embeddings need
+    `offset` is the position of each row's next token, its prefix counted in (rotary embeddings need
     it); masks and slots are those of the suffixes.
     """
 
@@ -189,7 +191,7 @@ class BatchSharedKVCache(BatchKVCache):
     def trim(self, n: int) -> int:
         """Forgets up to `n` tokens of every row, as many as the shortest suffix has; says how many.
 
-        Trunks are not trimmed: others stand on them.
+        Prefixes are not trimmed: others stand on them.
         """
         forgotten = min(n, self._idx - max(self._padding()))
         self._idx -= forgotten
@@ -217,10 +219,12 @@ class BatchSharedKVCache(BatchKVCache):
     def extend(self, other: BatchKVCache) -> None:
         """Takes in the rows of another batch; raises TypeError for a batch of another kind.
 
-        Its rows would be attended to without a trunk that they may have.
+        Its rows would be attended to without a prefix that they may have.
         """
         if not isinstance(other, BatchSharedKVCache):
-            raise TypeError(f"cannot extend a batch that shares trunks by a {type(other).__name__}")
+            raise TypeError(
+                f"cannot extend a batch that shares prefixes by a {type(other).__name__}"
+            )
         super().extend(other)  # type: ignore[no-untyped-call]
         self._stand_on([*self.chains, *other.chains])
 
@@ -236,4 +240,4 @@ class BatchSharedKVCache(BatchKVCache):
 
 def _refuse_window(window_size: int | None) -> None:
     if window_size is not None:
-        raise ValueError("a layer with a sliding window cannot share a trunk")
+        raise ValueError("a layer with a sliding window cannot share a prefix")

@@ -1,9 +1,10 @@
-"""Whether and when a trunk is held once for all its rows, instead of copied into each.
+"""Whether and when a prefix is held once for all its sequences, instead of copied into each.
 
-Whether: full-attention layers with a plain KV cache can share, others keep a copy in each row
+Whether: full-attention layers with a plain KV cache can share, others keep a copy in each sequence
 (sliding windows, state spaces). Some models attend in ways of their own, and a few would be wrong
-without a word; so when a model is loaded, rows on a shared trunk are compared with rows that hold
-copies of it (`Sharing`). When: for so many rows on so many tokens that it is no slower (`worth`).
+without a word; so when a model is loaded, sequences on a shared prefix are compared with sequences
+that hold copies of it (`Sharing`). When: for so many sequences on so many tokens that it is no
+slower (`worth`).
 """
 
 import copy
@@ -18,45 +19,49 @@ from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
 from mlx_rq.engine.kv.shared_attention import Installation
 from mlx_rq.engine.kv.shared_cache import Chain, Part, SharedKVCache, depth
 
-MIN_ROWS = 2
-"""One row alone has nobody to share with, and loses up to 4 % by one more product."""
+MIN_SEQUENCES = 2
+"""One sequence alone has nobody to share with, and loses up to 4 % by one more product."""
 
 _SYSTEM, _DOCUMENT, _QUESTION, _ANSWER = 12, 6, 2, 1
-"""Tokens with which a model is tried: two trunks, and what each of three rows on them adds."""
+"""Tokens with which a model is tried: two prefixes, and what each of three sequences on them
+adds.
+"""
 
 Caches = list[Any]
 """One cache for each layer."""
 
 
-def row_caches(model: Module, *, share: bool) -> Caches:
-    """Gives the empty caches of a row; with `share`, of the kind that rows on trunks have."""
+def sequence_caches(model: Module, *, share: bool) -> Caches:
+    """Gives the empty caches of a sequence; with `share`, of the kind that sequences on prefixes
+    have.
+    """
     caches = make_prompt_cache(model)
     return [SharedKVCache() if share and can_share(c) else c for c in caches]
 
 
 def frozen(built: Caches, below: Caches | None = None) -> tuple[Caches, int]:
-    """Makes the caches of a trunk from those that it was built in; gives their bytes, too.
+    """Makes the caches of a prefix from those that it was built in; gives their bytes, too.
 
-    Of what is in the caches of the trunk `below`, the parts are referred to; the tokens beyond it
-    become a part of their own. The bytes are those that came with this trunk.
+    Of what is in the caches of the prefix `below`, the parts are referred to; the tokens beyond it
+    become a part of their own. The bytes are those that came with this prefix.
     """
-    trunk, nbytes = [], 0
+    prefix, nbytes = [], 0
     for layer, cache in enumerate(built):
         if can_share(cache):
             chain = () if below is None else below[layer].chain
             part = _part(cache, start=depth(chain))
             mx.eval(part.keys, part.values)
-            trunk.append(SharedKVCache((*chain, part)))
+            prefix.append(SharedKVCache((*chain, part)))
             nbytes += part.nbytes
         else:
             mx.eval(cache.state)
-            trunk.append(cache)
+            prefix.append(cache)
             nbytes += cache.nbytes
-    return trunk, nbytes
+    return prefix, nbytes
 
 
 def can_share(cache: Any) -> bool:
-    """Tells whether a layer whose cache is of this kind can refer to a trunk."""
+    """Tells whether a layer whose cache is of this kind can refer to a prefix."""
     return type(cache) is KVCache
 
 
@@ -66,7 +71,7 @@ def _part(cache: KVCache, start: int) -> Part:
 
 
 def built_on(base: Caches) -> Caches:
-    """Gives caches in which a longer trunk is built: a copy, in which mlx-lm's own attention reads
+    """Gives caches in which a longer prefix is built: a copy, in which mlx-lm's own attention reads
     all that is below in one piece. Writing to them does not touch `base`.
     """
     return [
@@ -75,16 +80,16 @@ def built_on(base: Caches) -> Caches:
     ]
 
 
-def standing(trunk: Caches, levels: int) -> Caches:
-    """Gives the caches of rows that refer to the first parts of a trunk and copy the rest.
+def referring(prefix: Caches, levels: int) -> Caches:
+    """Gives the caches of sequences that refer to the first parts of a prefix and copy the rest.
 
-    Rows may be given the same ones: merging only reads them.
+    Sequences may be given the same ones: merging only reads them.
     """
     return [
         SharedKVCache(cache.chain[:levels], _copied(cache.chain[levels:]))
         if isinstance(cache, SharedKVCache)
         else cache
-        for cache in trunk
+        for cache in prefix
     ]
 
 
@@ -98,26 +103,27 @@ def _copied(chain: Chain) -> KVCache:
 
 
 def worth(chain: Sequence[tuple[int, int]], share_from: int) -> int:
-    """Says how many parts of a chain, from the first on, rows are to refer to.
+    """Says how many parts of a chain, from the first on, sequences are to refer to.
 
-    For each part, `chain` has its tokens and the rows that would refer to it, this or that way. A
-    part costs as much at every step as to read copies of `share_from` tokens, in whichever rows;
-    a short one still pays where a longer one below it does.
+    For each part, `chain` has its tokens and the sequences that would refer to it, this or that
+    way. A part costs as much at every step as to read copies of `share_from` tokens, in whichever
+    sequences; a short one still pays where a longer one below it does.
     """
     best = best_gain = gain = 0
-    for level, (tokens, rows) in enumerate(chain, start=1):
-        if rows < MIN_ROWS:
+    for level, (tokens, sequences) in enumerate(chain, start=1):
+        if sequences < MIN_SEQUENCES:
             break
-        gain += tokens * rows - share_from
+        gain += tokens * sequences - share_from
         if gain > best_gain:
             best, best_gain = level, gain
     return best
 
 
 class Sharing:
-    """Sharing of trunks for one loaded model: installed at once, tried, and taken out if it fails.
+    """Sharing of prefixes for one loaded model: installed at once, tried, and taken out if it
+    fails.
 
-    `on` says whether trunks are held once; `why`, in a few words, the reason either way.
+    `on` says whether prefixes are held once; `why`, in a few words, the reason either way.
     """
 
     def __init__(self, model: Module, *, off: str = "") -> None:
@@ -134,14 +140,16 @@ class Sharing:
         return f"{'held once' if self.on else 'copied into each row'} ({self.why})"
 
     def remove(self) -> None:
-        """Puts mlx-lm's own attention back; rows on shared trunks cannot go on then."""
+        """Puts mlx-lm's own attention back; sequences on shared prefixes cannot go on then."""
         if self.on:
             self.on, self.why = False, "removed"
             self._installation.remove()
 
 
 def _tried(model: Module, installation: Installation) -> tuple[bool, str]:
-    """Compares rows on a shared trunk with rows on copies; says whether they agree, and why not."""
+    """Compares sequences on a shared prefix with sequences on copies; says whether they agree,
+    and why not.
+    """
     caches = make_prompt_cache(model)
     sharing = sum(map(can_share, caches))
     if not sharing:
@@ -158,10 +166,10 @@ def _tried(model: Module, installation: Installation) -> tuple[bool, str]:
 
 
 def _disagreement(model: Module) -> float:
-    """How far logits on shared trunks are from those on copies, in what is allowed.
+    """How far logits on shared prefixes are from those on copies, in what is allowed.
 
-    The rows are three, on nested trunks: one refers to both, one copies the inner, one copies both.
-    They compute two tokens together, then one more.
+    The sequences are three, on nested prefixes: one refers to both, one copies the inner, one
+    copies both. They compute two tokens together, then one more.
     """
     some = probe_tokens(model)
     system = make_prompt_cache(model)
@@ -169,14 +177,14 @@ def _disagreement(model: Module) -> float:
     outer, _ = frozen(system)
     document = built_on(outer)
     model(some(1, _DOCUMENT), cache=document)
-    trunk, _ = frozen(document, outer)
+    prefix, _ = frozen(document, outer)
     question, answer = some(3, _QUESTION), some(3, _ANSWER)
 
-    def logits(rows: Sequence[Caches]) -> mx.array:
-        merged = [layers[0].merge(list(layers)) for layers in zip(*rows, strict=True)]
+    def logits(sequences: Sequence[Caches]) -> mx.array:
+        merged = [layers[0].merge(list(layers)) for layers in zip(*sequences, strict=True)]
         found = [model(inputs, cache=merged) for inputs in (question, answer)]
         return mx.concatenate(found, axis=1)
 
-    expected = logits([built_on(trunk)] * 3)
-    got = logits([standing(trunk, levels) for levels in (2, 1, 0)])
+    expected = logits([built_on(prefix)] * 3)
+    got = logits([referring(prefix, levels) for levels in (2, 1, 0)])
     return disagreement(got, expected)

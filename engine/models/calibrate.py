@@ -1,8 +1,9 @@
-"""Finds how many rows a model decodes at once before more rows give little more.
+"""Finds how many sequences a model decodes at once before more sequences give little more.
 
 Measured once for each model and machine, and kept: a short trial of decode steps over 4, 8, 16 …
-rows. The smallest batch is taken from which doubling gives less than a fifth more tokens a second.
-So is the length from which a trunk is better held once than copied into the rows on it.
+sequences. The smallest batch is taken from which doubling gives less than a fifth more tokens a
+second. So is the length from which a prefix is better held once than copied into the sequences on
+it.
 """
 
 import json
@@ -18,7 +19,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, standing
+from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
 from mlx_rq.engine.models.load import LoadedModel, models_dir
 
 logger = logging.getLogger("mlx_rq.engine")
@@ -29,19 +30,21 @@ LARGEST = 64
 _WORTH = 1.2
 _STEPS = 3
 
-_SHARING_ROWS = 4
+_SHARING_SEQUENCES = 4
 _SHARING_TOKENS = (64, 128, 256, 512, 1024)
-"""Rows and lengths of the trunks with which sharing is tried; longer ones take too much memory."""
+"""Sequences and lengths of the prefixes with which sharing is tried; longer ones take too much
+memory.
+"""
 
 
-def batch_rows(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
-    """Says how many rows to decode together: what was measured before, else measures."""
-    return _once(model, "", measure_rows, "rows decode together best", cache_dir)
+def best_batch_size(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
+    """Says how many sequences to decode together: what was measured before, else measures."""
+    return _once(model, "", measure_sequences, "sequences decode together best", cache_dir)
 
 
 def share_from(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
-    """Says from how many tokens times rows on to share a trunk, likewise."""
-    what = "tokens, times rows, make a trunk worth sharing"
+    """Says from how many tokens times sequences on to share a prefix, likewise."""
+    what = "tokens, times sequences, make a prefix worth sharing"
     return _once(model, " share_from", measure_share_from, what, cache_dir)
 
 
@@ -62,56 +65,57 @@ def _once(
     return known[key]
 
 
-def measure_rows(model: Module) -> int:
-    """Times decode steps over more and more rows and returns the best number."""
-    rows = SMALLEST
-    speed = rows / _step_seconds(model, rows)
-    while rows < LARGEST:
-        doubled = 2 * rows / _step_seconds(model, 2 * rows)
+def measure_sequences(model: Module) -> int:
+    """Times decode steps over more and more sequences and returns the best number."""
+    sequences = SMALLEST
+    speed = sequences / _step_seconds(model, sequences)
+    while sequences < LARGEST:
+        doubled = 2 * sequences / _step_seconds(model, 2 * sequences)
         if doubled < _WORTH * speed:
-            return rows
-        rows, speed = 2 * rows, doubled
-    return rows
+            return sequences
+        sequences, speed = 2 * sequences, doubled
+    return sequences
 
 
-def _step_seconds(model: Module, rows: int) -> float:
+def _step_seconds(model: Module, sequences: int) -> float:
     """The quickest of a few decode steps, as somebody else may use the machine too."""
     caches = make_prompt_cache(model)
-    tokens = mx.zeros((rows, 1), dtype=mx.int32)
+    tokens = mx.zeros((sequences, 1), dtype=mx.int32)
     mx.eval(model(tokens, cache=caches))
     return min(_seconds(model, tokens, caches) for _ in range(_STEPS))
 
 
 def measure_share_from(model: Module) -> int:
-    """Times decode steps on longer and longer trunks, shared and copied; says where sharing wins.
+    """Times decode steps on longer and longer prefixes, shared and copied; says where sharing wins.
 
-    In tokens times rows. Where the model cannot share, or nothing was found, errs on copies' side.
+    In tokens times sequences. Where the model cannot share, or nothing was found, errs on copies'
+    side.
     """
     sharing = Sharing(model)
     try:
         for tokens in _SHARING_TOKENS if sharing.on else ():
-            shared, copied = _seconds_on_trunk(model, tokens)
+            shared, copied = _seconds_on_prefix(model, tokens)
             if shared <= copied:
-                return _SHARING_ROWS * tokens
+                return _SHARING_SEQUENCES * tokens
     finally:
         sharing.remove()
-    return 2 * _SHARING_ROWS * _SHARING_TOKENS[-1]
+    return 2 * _SHARING_SEQUENCES * _SHARING_TOKENS[-1]
 
 
-def _seconds_on_trunk(model: Module, tokens: int) -> tuple[float, float]:
-    """Times a decode step of rows that share a trunk, and one of rows that copy it."""
+def _seconds_on_prefix(model: Module, tokens: int) -> tuple[float, float]:
+    """Times a decode step of sequences that share a prefix, and one of sequences that copy it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
     for cache in filter(can_share, caches):  # long ones need not be computed: only time counts
         cache.keys = mx.repeat(cache.keys[:, :, :1], tokens, axis=2)
         cache.values = mx.repeat(cache.values[:, :, :1], tokens, axis=2)
         cache.offset = tokens
-    trunk, _ = frozen(caches)
+    prefix, _ = frozen(caches)
     ways = [
-        [layer.merge([layer] * _SHARING_ROWS) for layer in standing(trunk, levels)]
+        [layer.merge([layer] * _SHARING_SEQUENCES) for layer in referring(prefix, levels)]
         for levels in (1, 0)
     ]
-    inputs = mx.zeros((_SHARING_ROWS, 1), dtype=mx.int32)
+    inputs = mx.zeros((_SHARING_SEQUENCES, 1), dtype=mx.int32)
     # In turn, so that what else the machine does hits both; the first round is to warm up.
     rounds = [[_seconds(model, inputs, way) for way in ways] for _ in range(1 + _STEPS)][1:]
     shared, copied = (min(times) for times in zip(*rounds, strict=True))

@@ -45,9 +45,9 @@ def default_dtype() -> Dtype:
     """The dtype that computes fastest here: bfloat16 on Metal, on a CPU what a short trial says.
 
     The trial (0.1 s) is needed because it depends on the BLAS that MLX finds. Measured on smollm2:
-    with the reference BLAS of the Linux wheel bfloat16 prefills, and decodes 16 rows, twice as fast
-    as float32; with OpenBLAS preloaded float32 prefills 15 times as fast as bfloat16. 4bit is no
-    faster than float32 in the first case and far slower in the second.
+    with the reference BLAS of the Linux wheel bfloat16 prefills, and decodes 16 sequences, twice as
+    fast as float32; with OpenBLAS preloaded float32 prefills 15 times as fast as bfloat16. 4bit is
+    no faster than float32 in the first case and far slower in the second.
     """
     if mx.metal.is_available():
         return "bfloat16"
@@ -55,13 +55,15 @@ def default_dtype() -> Dtype:
 
 
 def _matmul_seconds(dtype: mx.Dtype) -> float:
-    """Time 16 rows through an MLP projection of smollm2; best of three, as the CPU is shared."""
-    rows, weight = mx.ones((16, 576), dtype), mx.ones((1536, 576), dtype)
-    mx.eval(rows, weight)
+    """Time 16 sequences through an MLP projection of smollm2; best of three, as the CPU is
+    shared.
+    """
+    sequences, weight = mx.ones((16, 576), dtype), mx.ones((1536, 576), dtype)
+    mx.eval(sequences, weight)
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        mx.eval(rows @ weight.T)
+        mx.eval(sequences @ weight.T)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
@@ -129,11 +131,11 @@ def _mlx_name(name: str) -> str:
 
 
 def _unpermute(name: str, parts: dict[str, mx.array], meta: dict[str, Any]) -> dict[str, mx.array]:
-    """Put the rows of q and k back in the order of the original model.
+    """Put the sequences of q and k back in the order of the original model.
 
-    For its rotary embedding llama.cpp pairs neighbouring rows, the original pairs row i of a head
-    with row i + half: see `permute` in llama.cpp's convert_hf_to_gguf.py, of which this is the
-    inverse. The scales of a row move with it.
+    For its rotary embedding llama.cpp pairs neighbouring sequences, the original pairs sequence i
+    of a head with sequence i + half: see `permute` in llama.cpp's convert_hf_to_gguf.py, of which
+    this is the inverse. The scales of a sequence move with it.
     """
     if not name.endswith(("attn_q", "attn_k")):
         return parts
@@ -141,9 +143,9 @@ def _unpermute(name: str, parts: dict[str, mx.array], meta: dict[str, Any]) -> d
     heads: int = meta[f"llama.attention.{key}"]
 
     def restore(tensor: mx.array) -> mx.array:
-        rows, columns = tensor.shape
-        halves = tensor.reshape(heads, rows // heads // 2, 2, columns)
-        return halves.swapaxes(1, 2).reshape(rows, columns)
+        sequences, columns = tensor.shape
+        halves = tensor.reshape(heads, sequences // heads // 2, 2, columns)
+        return halves.swapaxes(1, 2).reshape(sequences, columns)
 
     return {suffix: restore(tensor) for suffix, tensor in parts.items()}
 

@@ -1,77 +1,81 @@
 """What stands of an answer that is still being written: what its end will not take back.
 
-The counterpart of `engine/formats/parser.py` and `Form.read` for a text that is not whole. Every
-part told here is a beginning of the same part of the finished answer, so that it can be shown at
-once.
+The counterpart of `engine/formats/parser.py` and `OutputFormat.read` for a text that is not whole.
+Every part told here is a beginning of the same part of the finished answer, so that it can be shown
+at once.
 """
 
 from collections.abc import Mapping, Sequence
 
 from mlx_rq.engine.interface import Partial
-from mlx_rq.engine.scheduling.sequence import Row
-from mlx_rq.engine.structured.output_format import Form
+from mlx_rq.engine.scheduling.sequence import TokenSequence
+from mlx_rq.engine.structured.output_format import OutputFormat
 from mlx_rq.engine.text.detokenizer import held_back
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, JobRequest
 
 
-def partials(request: JobRequest, rows: Sequence[Row], leaders: Mapping[Row, Row]) -> list[Partial]:
+def partials(
+    request: JobRequest,
+    sequences: Sequence[TokenSequence],
+    leaders: Mapping[TokenSequence, TokenSequence],
+) -> list[Partial]:
     """Tells what the choices of a task have said so far; those that have said nothing are left out.
 
-    `leaders` has the rows that speak for their twins. With `best_of`, which rows will be answered
-    with is known at the end only, so nothing is told.
+    `leaders` has the sequences that speak for their duplicates. With `best_of`, which sequences
+    will be answered with is known at the end only, so nothing is told.
     """
     if isinstance(request, CompletionRequest) and request.generated != (request.n or 1):
         return []
-    told = [_partial(request, row, leaders.get(row, row)) for row in rows]
+    told = [_partial(request, sequence, leaders.get(sequence, sequence)) for sequence in sequences]
     return [partial for partial in told if partial.reasoning or partial.content]
 
 
-def _partial(request: JobRequest, row: Row, leader: Row) -> Partial:
+def _partial(request: JobRequest, sequence: TokenSequence, leader: TokenSequence) -> Partial:
     if not leader.text.tokens:
-        return Partial(row.index)
-    reasoning, content = standing(leader.text.standing(), row.form)
+        return Partial(sequence.index)
+    reasoning, content = partial(leader.text.partial(), sequence.output_format)
     if isinstance(request, CompletionRequest) and request.echo:
-        content = row.prompt_text(request) + content
-    return Partial(row.index, reasoning, content)
+        content = sequence.prompt_text(request) + content
+    return Partial(sequence.index, reasoning, content)
 
 
-def standing(text: str, form: Form) -> tuple[str, str]:
+def partial(text: str, output_format: OutputFormat) -> tuple[str, str]:
     """Takes a text that goes on apart: what stands of its reasoning, and of its content."""
-    if not isinstance(form.request, ChatRequest):
+    if not isinstance(output_format.request, ChatRequest):
         return "", text
-    dialect = form.dialect
-    start, end = dialect.think_start, dialect.think_end
+    model_format = output_format.model_format
+    start, end = model_format.think_start, model_format.think_end
     if start is None or end is None:
-        return "", _content(text, form)
-    if form.reasoning is not True:
+        return "", _content(text, output_format)
+    if output_format.reasoning is not True:
         stripped = text.lstrip()
         if start.startswith(stripped):
             return "", ""  # whether it reasons is not said yet
         if not stripped.startswith(start):
-            return "", _content(text, form)
+            return "", _content(text, output_format)
         text = stripped[len(start) :]
     reasoning, ended, rest = text.partition(end)
     if not ended:
-        return _clean(held_back(reasoning, [end]).strip(), form), ""
-    return form.without_specials(reasoning.strip()), _content(rest.lstrip(), form)
+        return _clean(held_back(reasoning, [end]).strip(), output_format), ""
+    return output_format.without_specials(reasoning.strip()), _content(rest.lstrip(), output_format)
 
 
-def _content(text: str, form: Form) -> str:
-    if not form.tools.usable:
-        return _clean(text, form)
-    call_start = form.dialect.call_start
+def _content(text: str, output_format: OutputFormat) -> str:
+    if not output_format.tools.usable:
+        return _clean(text, output_format)
+    call_start = output_format.model_format.call_start
     before, called, _ = text.partition(call_start)
     if called:
-        return form.without_specials(before).strip()
-    content = _clean(held_back(text, [call_start]), form)
+        return output_format.without_specials(before).strip()
+    content = _clean(held_back(text, [call_start]), output_format)
     # White space around it is dropped where a call follows, and kept where none does.
     return "" if content[:1].isspace() else content.rstrip()
 
 
-def _clean(text: str, form: Form) -> str:
+def _clean(text: str, output_format: OutputFormat) -> str:
     """Takes the special tokens out of a text, and what may be the beginning of one."""
-    if not form.shows_marks:
+    if not output_format.shows_marks:
         return text
-    hidden = form.dialect.hidden
+    hidden = output_format.model_format.hidden
     # Twice: where one is taken out, the text around it may come to look like another.
-    return held_back(form.without_specials(held_back(text, hidden)), hidden)
+    return held_back(output_format.without_specials(held_back(text, hidden)), hidden)

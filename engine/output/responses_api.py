@@ -1,22 +1,22 @@
-"""Turns the finished row of a responses task into OpenAI's Response object."""
+"""Turns the finished sequence of a responses task into OpenAI's Response object."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from mlx_rq.engine.output.logprobs import chat_logprobs
-from mlx_rq.engine.scheduling.sequence import Row
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.structured.output_format import Reading, tool_calls
-from mlx_rq.engine.text.token_bytes import Spelling
+from mlx_rq.engine.text.token_bytes import TokenBytes
 from mlx_rq.jobs.openai.response_object import response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 
 def response_of(
     request: ResponsesRequest,
-    row: Row,
+    sequence: TokenSequence,
     reading: Reading,
-    spelling: Spelling,
+    token_bytes: TokenBytes,
     *,
     model: str,
     usage: Mapping[str, Any],
@@ -27,13 +27,13 @@ def response_of(
     An answer that its budget cut off is `incomplete`, and so is the last item of it.
     """
     now = time.time()
-    cut = row.finish_reason == "length"
-    output = _items(request, row, reading, spelling)
+    cut = sequence.finish_reason == "length"
+    output = _items(request, sequence, reading, token_bytes)
     if cut and output:
         output[-1]["status"] = "incomplete"
     return response_object(
         request,
-        row.task_id,
+        sequence.task_id,
         status="incomplete" if cut else "completed",
         model=model,
         created_at=now if submitted_at is None else submitted_at,
@@ -44,14 +44,14 @@ def response_of(
 
 
 def _items(
-    request: ResponsesRequest, row: Row, reading: Reading, spelling: Spelling
+    request: ResponsesRequest, sequence: TokenSequence, reading: Reading, token_bytes: TokenBytes
 ) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reading.reasoning is not None:
-        items.append(_reasoning(request, row.task_id, reading.reasoning))
-    unsaid = bool(reading.calls) or (bool(items) and row.finish_reason == "length")
+        items.append(_reasoning(request, sequence.task_id, reading.reasoning))
+    unsaid = bool(reading.calls) or (bool(items) and sequence.finish_reason == "length")
     if reading.content or not unsaid:
-        logprobs = chat_logprobs(row, spelling)["content"] if request.wants_logprobs else []
+        logprobs = chat_logprobs(sequence, token_bytes)["content"] if request.wants_logprobs else []
         part = {
             "type": "output_text",
             "text": reading.content or "",
@@ -60,7 +60,7 @@ def _items(
         }
         items.append(
             {
-                "id": f"msg_{row.task_id}",
+                "id": f"msg_{sequence.task_id}",
                 "type": "message",
                 "status": "completed",
                 "role": "assistant",
@@ -75,7 +75,7 @@ def _items(
             "call_id": call["id"],
             **call["function"],
         }
-        for call in tool_calls(reading, row.task_id, row.index)
+        for call in tool_calls(reading, sequence.task_id, sequence.index)
     ]
     return items
 

@@ -21,7 +21,12 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from mlx_rq.engine.formats.model_format import Dialect, describe_tools, dialect_of, spell_out_calls
+from mlx_rq.engine.formats.model_format import (
+    ModelFormat,
+    describe_tools,
+    model_format_of,
+    spell_out_calls,
+)
 from mlx_rq.engine.prompts.infill import infill
 from mlx_rq.engine.text.special_tokens import guard_for
 from mlx_rq.jobs.openai.errors import RequestError
@@ -35,7 +40,7 @@ def render(
     request: Request,
     tokenizer: TokenizerWrapper,
     vocabulary: int,
-    dialect: Dialect | None = None,
+    model_format: ModelFormat | None = None,
 ) -> list[list[int]]:
     """Gives the prompts of a request as token ids; chats have one, completions one or more.
 
@@ -43,8 +48,8 @@ def render(
     outside of the vocabulary, or a prompt comes to no token at all.
     """
     if isinstance(request, ChatRequest):
-        dialect = dialect or dialect_of(tokenizer)
-        prompts, param = [_render_chat(request, tokenizer, dialect)], "messages"
+        model_format = model_format or model_format_of(tokenizer)
+        prompts, param = [_render_chat(request, tokenizer, model_format)], "messages"
     else:
         prompts, param = _render_completion(request, tokenizer), "prompt"
     for prompt in prompts:
@@ -74,9 +79,11 @@ def _render_completion(request: CompletionRequest, tokenizer: TokenizerWrapper) 
     return prompts
 
 
-def _render_chat(request: ChatRequest, tokenizer: TokenizerWrapper, dialect: Dialect) -> list[int]:
+def _render_chat(
+    request: ChatRequest, tokenizer: TokenizerWrapper, model_format: ModelFormat
+) -> list[int]:
     messages = [_plain(message) for message in request.messages]
-    if not dialect.native_tools:
+    if not model_format.native_tools:
         messages = _with_tools_in_words(messages, request)
     tools, options = _tools(request), _options(request)
     guard = guard_for([messages, tools, options], tokenizer)

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from functools import cache
 
-from mlx_rq.engine.formats.model_format import Dialect
+from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.jobs.openai.errors import RequestError
@@ -14,7 +14,7 @@ _LEAST_ANSWER = 16
 """Tokens that are left for an answer that has no budget of its own."""
 
 
-def fitted(request: ChatRequest, model: LoadedModel, dialect: Dialect) -> ChatRequest:
+def fitted(request: ChatRequest, model: LoadedModel, model_format: ModelFormat) -> ChatRequest:
     """Drops the oldest turns, as few as will do, so that prompt and answer fit the context.
 
     System messages and the last turn stay; a tool's result goes with the call that asked for it.
@@ -34,7 +34,7 @@ def fitted(request: ChatRequest, model: LoadedModel, dialect: Dialect) -> ChatRe
     def length(begin: int) -> int | None:
         """Counts the tokens of the conversation from a turn on; None where it is refused."""
         try:
-            (prompt,) = render(beginning_at(begin), model.tokenizer, model.vocab_size, dialect)
+            (prompt,) = render(beginning_at(begin), model.tokenizer, model.vocab_size, model_format)
         except RequestError:
             return None
         return len(prompt)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.sampling.sampler import RowSampler
+from mlx_rq.engine.sampling.sampler import SequenceSampler
 
 _MOST = 20
 """The most likeliest tokens that anybody may ask for."""
@@ -67,7 +67,9 @@ class Pending:
         return self.measured.read(self.place, self.top)
 
 
-def measure(logits: mx.array, tokens: mx.array, rows: Sequence[RowSampler]) -> list[Pending | None]:
+def measure(
+    logits: mx.array, tokens: mx.array, rows: Sequence[SequenceSampler]
+) -> list[Pending | None]:
     """Measures the tokens that rows chose by their logits [rows, vocabulary]; launches it.
 
     None for the rows that do not ask.
@@ -95,7 +97,7 @@ def read(pending: Iterable[Pending | None]) -> list[TokenLogprobs | None]:
 class PromptScore:
     """The logprobs of a prompt's own tokens, computed a chunk at a time; the first has none.
 
-    The trunks and the batch keep no logits of prompts, so the prompt is gone through once more.
+    The prefixes and the batch keep no logits of prompts, so the prompt is gone through once more.
     """
 
     model: Module

@@ -19,7 +19,7 @@ from mlx_rq.engine.structured.constraint import Constraint, mask
 
 
 @dataclass(eq=False, slots=True)
-class RowSampler:
+class SequenceSampler:
     """One row's parameters with what changes as it goes: random stream, history, constraint.
 
     It stands in a batch where mlx-lm keeps a row's sampler, so that it moves with the row.
@@ -40,7 +40,7 @@ class RowSampler:
         self.rewind(())
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Goes back to where these tokens were generated: a row that was put back goes on there.
+        """Goes back to where these tokens were generated: a row that was preempted goes on there.
 
         The batch computes one token ahead; that one's draw is undone.
         """
@@ -66,7 +66,7 @@ class RowSampler:
     def take(self, token: int) -> None:
         """Takes in the last token, where the row chose it and has not taken it in yet.
 
-        Else it is the last token of the prompt, or one from before the row was put back.
+        Else it is the last token of the prompt, or one from before the row was preempted.
         """
         if self.constraint is not None and self.constraint.taken < self.drawn:
             self.constraint.accept(token)
@@ -74,7 +74,7 @@ class RowSampler:
             self.adjustment.count(token)
 
 
-def choose(logits: mx.array, rows: Sequence[RowSampler], last_tokens: mx.array) -> mx.array:
+def choose(logits: mx.array, rows: Sequence[SequenceSampler], last_tokens: mx.array) -> mx.array:
     """Chooses the next token of each row: logits [rows, vocabulary] to token ids [rows].
 
     `last_tokens` [rows] are what the rows chose last. Nothing is computed yet when it returns (MLX

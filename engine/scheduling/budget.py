@@ -10,9 +10,9 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.prefix_cache import Key, Trunk, Trunks
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, Key, PrefixCache
 from mlx_rq.engine.kv.sharing import can_share
-from mlx_rq.engine.scheduling.sequence import Row
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.jobs.openai.errors import RequestError
 
 _SHARE = 0.8
@@ -24,35 +24,39 @@ _CPU_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
-    """What one row costs, in bytes: for each token that it holds, and however short it is."""
+    """What one sequence costs, in bytes: for each token that it holds, and however short it is."""
 
     per_token: int
-    per_row: int
+    per_sequence: int
     shareable: int = 0
-    """The part of `per_token` that a row does not hold itself for tokens of a shared trunk."""
+    """The part of `per_token` that a sequence does not hold itself for tokens of a shared
+    prefix.
+    """
 
-    def bytes(self, rows: int, tokens: int, own: int | None = None) -> int:
-        """The cost of rows of `tokens` tokens, padding included; `own` are not a shared trunk's."""
+    def bytes(self, sequences: int, tokens: int, own: int | None = None) -> int:
+        """The cost of sequences of `tokens` tokens, padding included; `own` are not a shared
+        prefix's.
+        """
         shared = 0 if own is None else tokens - own
-        return rows * (self.per_row + tokens * self.per_token - shared * self.shareable)
+        return sequences * (self.per_sequence + tokens * self.per_token - shared * self.shareable)
 
 
 def measure_kv(model: Module) -> KVCost:
     """Measures a model's KV by computing one token with it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    per_token = per_row = shareable = 0
+    per_token = per_sequence = shareable = 0
     for cache in _leaves(caches):
         keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
         if isinstance(keys, mx.array) and isinstance(values, mx.array):
             # A cache allocates many slots at once. A rotating one stops growing at its window; its
-            # rows are taken for longer than they are, which errs on the safe side.
+            # sequences are taken for longer than they are, which errs on the safe side.
             size = (keys.nbytes + values.nbytes) // keys.shape[2]
             per_token += size
             shareable += size if can_share(cache) and cache in caches else 0
         else:
-            per_row += cache.nbytes
-    return KVCost(per_token, per_row, shareable)
+            per_sequence += cache.nbytes
+    return KVCost(per_token, per_sequence, shareable)
 
 
 def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
@@ -65,7 +69,9 @@ def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
 
 
 def default_kv_bytes(model: Module) -> int:
-    """Says how many bytes trunks and rows together may take on this machine beside the weights."""
+    """Says how many bytes prefixes and sequences together may take on this machine beside the
+    weights.
+    """
     parameters: Any = tree_flatten(model.parameters())
     weights = sum(array.nbytes for _, array in parameters)
     if mx.metal.is_available():
@@ -78,75 +84,81 @@ def default_kv_bytes(model: Module) -> int:
 
 
 class KVBudget:
-    """Says which rows fit: KV of trunks and rows together stays within a number of bytes.
+    """Says which sequences fit: KV of prefixes and sequences together stays within a number of
+    bytes.
 
-    Without one, it is what the machine has room for. `reserve` tokens of a row's answer count at
-    its admission.
+    Without one, it is what the machine has room for. `reserve` tokens of a sequence's answer count
+    at its admission.
     """
 
     def __init__(self, model: Module, nbytes: int | None, reserve: int) -> None:
         self.cost = measure_kv(model)
         self.nbytes = nbytes or default_kv_bytes(model)
         self.share = 1.0
-        """The part of the bytes that is used, by rows that could also wait."""
+        """The part of the bytes that is used, by sequences that could also wait."""
         self._reserve = reserve
 
-    def check(self, rows: Iterable[Row]) -> None:
-        """Raises RequestError for a row whose prompt alone is too large."""
-        for row in rows:
-            least = self.cost.bytes(1, len(row.prompt) + 1)
+    def check(self, sequences: Iterable[TokenSequence]) -> None:
+        """Raises RequestError for a sequence whose prompt alone is too large."""
+        for sequence in sequences:
+            least = self.cost.bytes(1, len(sequence.prompt) + 1)
             if least > self.nbytes:
                 raise RequestError(
-                    f"The KV of the prompt's {len(row.prompt)} tokens takes {least:,} bytes; this "
-                    f"worker keeps {self.nbytes:,} (--kv-budget). Reduce the prompt.",
+                    f"The KV of the prompt's {len(sequence.prompt)} tokens takes {least:,} bytes; "
+                    f"this worker keeps {self.nbytes:,} (--kv-budget). Reduce the prompt.",
                     code="context_length_exceeded",
                 )
 
     def fitting(
         self,
-        running: Collection[Row],
-        more: Iterable[Row],
-        trunks: Trunks,
+        running: Collection[TokenSequence],
+        more: Iterable[TokenSequence],
+        prefix_cache: PrefixCache,
         keep: frozenset[Key],
-        shared: Trunk | None = None,
+        shared: CachedPrefix | None = None,
     ) -> int:
-        """Counts the rows for which there is memory beside those that run.
+        """Counts the sequences for which there is memory beside those that run.
 
-        They are to refer to the trunk `shared`, one of those to `keep`; of the other trunks, those
-        that no row refers to are evicted for them.
+        They are to refer to the prefix `shared`, one of those to `keep`; of the other prefixes,
+        those that no sequence refers to are evicted for them.
         """
-        sizes = [(self._reserved(row), row.shared_tokens) for row in running]
+        sizes = [(self._reserved(sequence), sequence.shared_tokens) for sequence in running]
         shared_tokens = 0 if shared is None else shared.depth
         count = 0
-        for row in more:
-            sizes.append((self._reserved(row), shared_tokens))
+        for sequence in more:
+            sizes.append((self._reserved(sequence), shared_tokens))
             room = int(self.share * self.nbytes) - self._needed(sizes)
-            if not trunks.shrink(room, keep=keep, in_use=referred_to(running)):
+            if not prefix_cache.shrink(room, keep=keep, in_use=referred_to(running)):
                 break
             count += 1
         return count
 
-    def _reserved(self, row: Row) -> int:
-        return len(row.tokens) + min(row.remaining, self._reserve)
+    def _reserved(self, sequence: TokenSequence) -> int:
+        return len(sequence.tokens) + min(sequence.remaining, self._reserve)
 
     def _needed(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Bytes of rows, each given as its tokens, and those of them that are a shared trunk's."""
+        """Bytes of sequences, each given as its tokens, and those of them that are a shared
+        prefix's.
+        """
         longest = max(tokens for tokens, _ in sizes)
         own = max(tokens - shared for tokens, shared in sizes)
         return self.cost.bytes(len(sizes), longest, own)
 
-    def outgrown(self, running: Collection[Row], trunks: Trunks) -> bool:
-        """Tells whether rows that run have to make room, though every trunk were evicted.
+    def outgrown(self, running: Collection[TokenSequence], prefix_cache: PrefixCache) -> bool:
+        """Tells whether sequences that run have to make room, though every prefix were evicted.
 
         One alone may always go on.
         """
         if len(running) <= 1:
             return False
-        sizes = [(len(row.prompt) + len(row.text.tokens) + 1, row.shared_tokens) for row in running]
+        sizes = [
+            (len(sequence.prompt) + len(sequence.text.tokens) + 1, sequence.shared_tokens)
+            for sequence in running
+        ]
         room = int(self.share * self.nbytes) - self._needed(sizes)
-        return not trunks.shrink(room, keep=frozenset(), in_use=referred_to(running))
+        return not prefix_cache.shrink(room, keep=frozenset(), in_use=referred_to(running))
 
 
-def referred_to(rows: Iterable[Row]) -> list[Trunk]:
-    """Gives the trunks whose KV rows refer to, one for each row that does."""
-    return [row.shared for row in rows if row.shared is not None]
+def referred_to(sequences: Iterable[TokenSequence]) -> list[CachedPrefix]:
+    """Gives the prefixes whose KV sequences refer to, one for each sequence that does."""
+    return [sequence.shared for sequence in sequences if sequence.shared is not None]

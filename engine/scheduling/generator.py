@@ -1,14 +1,15 @@
 """mlx-lm's BatchGenerator with some things of our own.
 
-- All rows are sampled in one call (`sampling.choose`), each by its own parameters. The stock step
-  calls one sampler a row and normalises logits that nobody reads.
-- Logprobs are of the model's own distribution, for the rows that ask.
-- Rows may be constrained: one masking op for all of them, made while the forward pass runs.
-- A finished row gives up its KV at once: the stock response carries the row's cache, and keeping
-  such responses keeps every trunk that they were copied from.
-- Rows may refer to a trunk whose KV the batch then holds once (`shared_cache`); all rows of a batch
-  have caches of that kind then, also those on no trunk.
-- It says when it could take a cohort, so that the loop admits rows together, not one by one.
+- All sequences are sampled in one call (`sampling.choose`), each by its own parameters. The stock
+  step calls one sampler a sequence and normalises logits that nobody reads.
+- Logprobs are of the model's own distribution, for the sequences that ask.
+- Sequences may be constrained: one masking op for all of them, made while the forward pass runs.
+- A finished sequence gives up its KV at once: the stock response carries the sequence's cache, and
+  keeping such responses keeps every prefix that they were copied from.
+- Sequences may refer to a prefix whose KV the batch then holds once (`shared_cache`); all sequences
+  of a batch have caches of that kind then, also those on no prefix.
+- It says when it could take a prefill batch, so that the loop admits sequences together, not one by
+  one.
 
 Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
 """
@@ -27,15 +28,15 @@ from mlx_lm.generate import (
 from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.sample_utils import greedy_sampler
 
-from mlx_rq.engine.kv.sharing import Caches, row_caches
+from mlx_rq.engine.kv.sharing import Caches, sequence_caches
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
-from mlx_rq.engine.sampling.sampler import RowSampler, choose
+from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
 
 
 class _DecodeBatch(GenerationBatch):
-    """Rows that decode together; their samplers are RowSamplers."""
+    """Sequences that decode together; their samplers are RowSamplers."""
 
-    samplers: list[RowSampler]  # type: ignore[assignment]
+    samplers: list[SequenceSampler]  # type: ignore[assignment]
     _next_logprobs: list[Pending | None]
 
     def _step(self) -> tuple[list[int], list[TokenLogprobs | None]]:  # type: ignore[override]
@@ -50,8 +51,8 @@ class _DecodeBatch(GenerationBatch):
             measure(logits, self._next_tokens, self.samplers),
         )
         tokens: list[int] = inputs.tolist()  # type: ignore[assignment]
-        for row, token in zip(self.tokens, tokens, strict=True):
-            row.append(token)
+        for sequence, token in zip(self.tokens, tokens, strict=True):
+            sequence.append(token)
         return tokens, read(measured)
 
     def extract_cache(self, idx: int) -> list[Any]:
@@ -60,15 +61,15 @@ class _DecodeBatch(GenerationBatch):
 
 
 class _PromptBatch(PromptProcessingBatch):
-    """Rows whose prompts are being prefilled; they go on as a _DecodeBatch."""
+    """Sequences whose prompts are being prefilled; they go on as a _DecodeBatch."""
 
     def generate(self, tokens: list[list[int]]) -> _DecodeBatch:
-        if any(len(row) > 1 for row in tokens):
-            self.prompt([row[:-1] for row in tokens])
+        if any(len(sequence) > 1 for sequence in tokens):
+            self.prompt([sequence[:-1] for sequence in tokens])
         batch = _DecodeBatch(
             self.model,
             self.uids,
-            mx.array([row[-1] for row in tokens], dtype=mx.uint32),
+            mx.array([sequence[-1] for sequence in tokens], dtype=mx.uint32),
             self.prompt_cache,
             self.tokens,
             self.samplers,
@@ -83,23 +84,27 @@ class _PromptBatch(PromptProcessingBatch):
         return batch
 
 
-class RowGenerator(BatchGenerator):
-    """Generates up to `rows` rows at once. See the module for what differs from the stock class."""
+class SharingBatchGenerator(BatchGenerator):
+    """Generates up to `sequences` sequences at once. See the module for what differs from the
+    stock class.
+    """
 
     def __init__(
         self,
         model: Module,
         *,
-        rows: int,
+        batch_size: int,
         prefill_step: int,
         counters: BatchCounters,
         share: bool = False,
     ) -> None:
-        """With `share`, rows may stand on trunks that they refer to (see `shared_trunk`)."""
+        """With `share`, sequences may stand on prefixes that they refer to (see
+        `shared_prefix`).
+        """
         super().__init__(
             model,
-            completion_batch_size=rows,
-            prefill_batch_size=rows,
+            completion_batch_size=batch_size,
+            prefill_batch_size=batch_size,
             prefill_step_size=prefill_step,
         )
         self._counters = counters  # the caller's: seconds and steps
@@ -107,22 +112,24 @@ class RowGenerator(BatchGenerator):
         self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, prefill_step)
         self._generation_batch = _DecodeBatch.empty(model, greedy_sampler)
 
-    def insert_rows(
+    def insert_sequences(
         self,
         prompts: Sequence[list[int]],
         *,
-        samplers: Sequence[RowSampler],
+        samplers: Sequence[SequenceSampler],
         max_tokens: Sequence[int],
         end_tokens: Sequence[frozenset[int]],
         caches: Caches | None,
     ) -> list[int]:
-        """Adds rows that are to be prefilled together; returns their uids.
+        """Adds sequences that are to be prefilled together; returns their uids.
 
-        `prompts` are the tokens that `caches` do not hold yet, at least one each. All rows go on
-        from the same ones, which are only read.
+        `prompts` are the tokens that `caches` do not hold yet, at least one each. All sequences go
+        on from the same ones, which are only read.
         """
-        if caches is None:  # all rows of a batch have caches of one kind, else they do not merge
-            caches = row_caches(self.model, share=self._share)
+        if (
+            caches is None
+        ):  # all sequences of a batch have caches of one kind, else they do not merge
+            caches = sequence_caches(self.model, share=self._share)
         stops = {ends: StopSequences([(token,) for token in ends]) for ends in {*end_tokens}}
         uids: list[int] = self.insert(
             list(prompts),
@@ -135,5 +142,5 @@ class RowGenerator(BatchGenerator):
 
     @property
     def prefilling(self) -> int:
-        """Rows inserted whose first token is not decided yet."""
+        """Sequences inserted whose first token is not decided yet."""
         return len(self._unprocessed_sequences) + len(self._prompt_batch)

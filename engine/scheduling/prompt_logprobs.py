@@ -3,36 +3,38 @@
 from collections import deque
 from collections.abc import Iterable
 
-from mlx_rq.engine.scheduling.sequence import Row
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 
-class Scoring:
-    """The rows whose prompts are to be scored, and those that generate nothing at all."""
+class PromptLogprobs:
+    """The sequences whose prompts are to be scored, and those that generate nothing at all."""
 
     def __init__(self) -> None:
-        self._rows: deque[Row] = deque()
+        self._sequences: deque[TokenSequence] = deque()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._sequences)
 
     @property
-    def head(self) -> Row | None:
-        """The row that `advance` works on."""
-        return self._rows[0] if self._rows else None
+    def head(self) -> TokenSequence | None:
+        """The sequence that `advance` works on."""
+        return self._sequences[0] if self._sequences else None
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Takes in those rows for which there is something to do here."""
-        self._rows.extend(row for row in rows if row.score is not None or row.budget == 0)
+    def add(self, sequences: Iterable[TokenSequence]) -> None:
+        """Takes in those sequences for which there is something to do here."""
+        self._sequences.extend(
+            sequence for sequence in sequences if sequence.score is not None or sequence.budget == 0
+        )
 
-    def remove(self, rows: Iterable[Row]) -> None:
-        """Forgets rows."""
-        gone = set(rows)
-        self._rows = deque(row for row in self._rows if row not in gone)
+    def remove(self, sequences: Iterable[TokenSequence]) -> None:
+        """Forgets sequences."""
+        gone = set(sequences)
+        self._sequences = deque(sequence for sequence in self._sequences if sequence not in gone)
 
     def advance(self) -> int:
         """Scores a chunk of the head's prompt; returns how many tokens that was."""
-        score = self._rows[0].score
+        score = self._sequences[0].score
         scored = 0 if score is None or score.done else score.advance()
         if score is None or score.done:
-            self._rows.popleft()
+            self._sequences.popleft()
         return scored

@@ -1,8 +1,8 @@
-"""Which rows are admitted next: keeps the rows that wait in the order of the plan.
+"""Which sequences are admitted next: keeps the sequences that wait in the order of the plan.
 
-All rows that wait are planned together, again whenever some came or went, so that a late row still
-joins the others of its prefix. A row that has waited too long goes before all others of its
-priority, however lonely its prefix is.
+All sequences that wait are planned together, again whenever some came or went, so that a late
+sequence still joins the others of its prefix. A sequence that has waited too long goes before all
+others of its priority, however lonely its prefix is.
 """
 
 import math
@@ -11,107 +11,113 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlx_rq.engine.kv.prefix_cache import Key, key_of
-from mlx_rq.engine.scheduling.prefix_plan import PlanRow, distinct_tokens, plan
-from mlx_rq.engine.scheduling.sequence import Row
+from mlx_rq.engine.scheduling.prefix_plan import PlannedSequence, distinct_tokens, plan
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(slots=True)
-class Cohort:
-    """Rows that are admitted together, and the trunks that they stand on, the shortest first."""
+class WaitingBatch:
+    """Sequences that are admitted together, and the prefixes that they stand on, the shortest
+    first.
+    """
 
-    trunks: tuple[Key, ...]
-    rows: deque[Row]
+    prefixes: tuple[Key, ...]
+    sequences: deque[TokenSequence]
 
 
-class Schedule:
-    """The rows that wait. A row whose answer is another's (the same request) waits as its twin."""
+class Scheduler:
+    """The sequences that wait. A sequence whose answer is another's (the same request) waits as
+    its duplicate.
+    """
 
-    def __init__(self, *, cohort_rows: int, min_trunk_tokens: int, max_wait: float) -> None:
-        self._cohort_rows = cohort_rows
-        self._min_trunk_tokens = min_trunk_tokens
+    def __init__(self, *, batch_size: int, min_prefix_tokens: int, max_wait: float) -> None:
+        self._batch_size = batch_size
+        self._min_prefix_tokens = min_prefix_tokens
         self._max_wait = max_wait
-        self._rows: dict[Row, None] = {}  # an ordered set
-        self._cohorts: deque[Cohort] = deque()
+        self._sequences: dict[TokenSequence, None] = {}  # an ordered set
+        self._batches: deque[WaitingBatch] = deque()
         self._plan_again = False
-        self._next_overdue = math.inf  # when the next row will have waited too long
+        self._next_overdue = math.inf  # when the next sequence will have waited too long
         self.distinct_tokens = 0
         """Distinct tokens of all that was ever planned; those of later windows count anew."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._sequences)
 
     @property
     def prefixes(self) -> frozenset[Key]:
-        """The trunks that rows wait for."""
-        return frozenset(key for cohort in self._cohorts for key in cohort.trunks)
+        """The prefixes that sequences wait for."""
+        return frozenset(key for batch in self._batches for key in batch.prefixes)
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Takes rows in."""
-        self._rows.update(dict.fromkeys(rows))
+    def add(self, sequences: Iterable[TokenSequence]) -> None:
+        """Takes sequences in."""
+        self._sequences.update(dict.fromkeys(sequences))
         self._plan_again = True
 
-    def remove(self, rows: Iterable[Row]) -> None:
-        """Forgets rows; those that are not here are passed by."""
-        for row in rows:
-            if row in self._rows:
-                del self._rows[row]
+    def remove(self, sequences: Iterable[TokenSequence]) -> None:
+        """Forgets sequences; those that are not here are passed by."""
+        for sequence in sequences:
+            if sequence in self._sequences:
+                del self._sequences[sequence]
                 self._plan_again = True
 
-    def head(self, now: float) -> Cohort | None:
-        """Gives the cohort that is to be admitted next, as far as it was not taken yet."""
+    def head(self, now: float) -> WaitingBatch | None:
+        """Gives the prefill batch that is to be admitted next, as far as it was not taken yet."""
         if self._plan_again or now > self._next_overdue:
             self._plan(now)
-        while self._cohorts and not self._cohorts[0].rows:
-            self._cohorts.popleft()
-        return self._cohorts[0] if self._cohorts else None
+        while self._batches and not self._batches[0].sequences:
+            self._batches.popleft()
+        return self._batches[0] if self._batches else None
 
-    def take(self, count: int) -> list[Row]:
-        """Takes up to `count` rows of the head out, their twins with them."""
-        cohort = self._cohorts[0]
-        rows = [cohort.rows.popleft() for _ in range(min(count, len(cohort.rows)))]
-        for row in rows:
-            for taken in (row, *row.twins):
-                self._rows.pop(taken, None)
-        return rows
+    def take(self, count: int) -> list[TokenSequence]:
+        """Takes up to `count` sequences of the head out, their duplicates with them."""
+        batch = self._batches[0]
+        sequences = [batch.sequences.popleft() for _ in range(min(count, len(batch.sequences)))]
+        for sequence in sequences:
+            for taken in (sequence, *sequence.duplicates):
+                self._sequences.pop(taken, None)
+        return sequences
 
     def _plan(self, now: float) -> None:
-        rows = list(self._rows)
-        for row in rows:
-            row.twins.clear()
-        patient = [row.since for row in rows if not self._overdue(row, now)]
+        sequences = list(self._sequences)
+        for sequence in sequences:
+            sequence.duplicates.clear()
+        patient = [sequence.since for sequence in sequences if not self._overdue(sequence, now)]
         self._next_overdue = min(patient, default=math.inf) + self._max_wait
-        wanted = [self._plan_row(row, now) for row in rows]
+        wanted = [self._planned(sequence, now) for sequence in sequences]
         planned = plan(
-            wanted, cohort_rows=self._cohort_rows, min_trunk_tokens=self._min_trunk_tokens
+            wanted, batch_size=self._batch_size, min_prefix_tokens=self._min_prefix_tokens
         )
         chains: list[tuple[Key, ...]] = []
-        for trunk in planned.trunks:
-            below = () if trunk.parent is None else chains[trunk.parent]
-            chains.append((*below, key_of(rows[trunk.row].tokens[: trunk.depth])))
-        self._cohorts = deque(
-            Cohort(
-                () if cohort.trunk is None else chains[cohort.trunk],
-                deque(rows[index] for index in cohort.rows),
+        for prefix in planned.prefixes:
+            below = () if prefix.parent is None else chains[prefix.parent]
+            chains.append((*below, key_of(sequences[prefix.sequence].tokens[: prefix.depth])))
+        self._batches = deque(
+            WaitingBatch(
+                () if batch.prefix is None else chains[batch.prefix],
+                deque(sequences[index] for index in batch.sequences),
             )
-            for cohort in planned.cohorts
+            for batch in planned.batches
         )
         for index, original in planned.duplicates.items():
-            rows[original].twins.append(rows[index])
+            sequences[original].duplicates.append(sequences[index])
         self._plan_again = False
-        # Only what is new adds to the count; rows that were planned before are in it already.
-        known = distinct_tokens([w for w, row in zip(wanted, rows, strict=True) if row.counted])
+        # Only what is new adds to the count; sequences that were planned before are in it already.
+        known = distinct_tokens(
+            [w for w, sequence in zip(wanted, sequences, strict=True) if sequence.counted]
+        )
         self.distinct_tokens += planned.distinct_tokens - known
-        for row in rows:
-            row.counted = True
+        for sequence in sequences:
+            sequence.counted = True
 
-    def _overdue(self, row: Row, now: float) -> bool:
-        return now - row.since > self._max_wait
+    def _overdue(self, sequence: TokenSequence, now: float) -> bool:
+        return now - sequence.since > self._max_wait
 
-    def _plan_row(self, row: Row, now: float) -> PlanRow:
-        return PlanRow(
-            tokens=row.tokens,
-            max_tokens=row.remaining,
-            priority=2 * row.rank - self._overdue(row, now),
-            # One that was put back asks from what it had said on, which is another's prompt.
-            duplicate_key=None if row.text.tokens else row.duplicate_key,
+    def _planned(self, sequence: TokenSequence, now: float) -> PlannedSequence:
+        return PlannedSequence(
+            tokens=sequence.tokens,
+            max_tokens=sequence.remaining,
+            priority=2 * sequence.rank - self._overdue(sequence, now),
+            # One that was preempted asks from what it had said on, which is another's prompt.
+            duplicate_key=None if sequence.text.tokens else sequence.duplicate_key,
         )

@@ -5,23 +5,23 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from mlx_rq.engine.interface import Task
-from mlx_rq.engine.kv.prefix_cache import Trunk
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.engine.prompts.truncation import fitted
 from mlx_rq.engine.sampling.logprobs import PromptScore, TokenLogprobs
 from mlx_rq.engine.sampling.params import SamplingParams
-from mlx_rq.engine.sampling.sampler import RowSampler
+from mlx_rq.engine.sampling.sampler import SequenceSampler
 from mlx_rq.engine.structured.constraint import Constraint
-from mlx_rq.engine.structured.output_format import Form, Forms, Reading
-from mlx_rq.engine.text.detokenizer import RowText
+from mlx_rq.engine.structured.output_format import OutputFormat, OutputFormats, Reading
+from mlx_rq.engine.text.detokenizer import SequenceText
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
 from mlx_rq.jobs.openai.responses_to_chat import generated
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class TokenSequence:
     """One choice of one task: its prompt, how it chooses, what it has generated."""
 
     task_id: str
@@ -29,40 +29,40 @@ class Row:
     index: int
     prompt: list[int]
     budget: int
-    sampler: RowSampler
+    sampler: SequenceSampler
     end_tokens: frozenset[int]
-    text: RowText
-    form: Form
+    text: SequenceText
+    output_format: OutputFormat
     duplicate_key: Hashable | None
     prompt_index: int = 0
     cached_tokens: int = 0
     depth: int = 0
-    """Tokens of the trunk that it stands on."""
-    shared: Trunk | None = None
-    """The trunk whose KV it refers to; what it holds none of itself."""
+    """Tokens of the prefix that it stands on."""
+    shared: CachedPrefix | None = None
+    """The prefix whose KV it refers to; what it holds none of itself."""
     finish_reason: str | None = None
     score: PromptScore | None = None
     """The logprobs of the prompt itself, where they are to be echoed; its choices share it."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each token of the text, for rows that ask."""
+    """One for each token of the text, for sequences that ask."""
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
     counted: bool = False
     """Whether a plan has counted its tokens already."""
-    twins: "list[Row]" = field(default_factory=list)
-    """Rows whose answer is this row's, since they ask the very same."""
+    duplicates: "list[TokenSequence]" = field(default_factory=list)
+    """Sequences whose answer is this sequence's, since they ask the very same."""
 
     @property
     def constraint(self) -> Constraint | None:
-        """What keeps the row to its form, from `start` on."""
+        """What keeps the sequence to its form, from `start` on."""
         return self.sampler.constraint
 
     def start(self) -> None:
-        """Gives the row its constraint; waits where the grammar is not compiled yet.
+        """Gives the sequence its constraint; waits where the grammar is not compiled yet.
 
         Raises RequestError where it cannot be compiled.
         """
-        self.sampler.constraint = self.form.start(self.budget)
+        self.sampler.constraint = self.output_format.start(self.budget)
 
     def add(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Takes in a token of the answer; returns whether the answer is complete with it."""
@@ -71,8 +71,8 @@ class Row:
         stopped = self.text.add(token)
         return stopped or (self.constraint is not None and self.constraint.done)
 
-    def answer_as(self, other: "Row") -> None:
-        """Takes another row's answer for this row's."""
+    def answer_as(self, other: "TokenSequence") -> None:
+        """Takes another sequence's answer for this sequence's."""
         self.text, self.finish_reason = other.text, other.finish_reason
         self.logprobs = other.logprobs
         self.sampler.constraint = other.constraint
@@ -80,15 +80,15 @@ class Row:
     def read(self) -> Reading:
         """Takes the finished text apart and validates it; raises InvalidAnswer."""
         text, reason = self.text.finish(), self.finish_reason or "stop"
-        return self.form.read(text, reason, self.constraint, self.budget)
+        return self.output_format.read(text, reason, self.constraint, self.budget)
 
     @property
     def tokens(self) -> list[int]:
-        """What must be prefilled: the prompt, and what it had generated before it was put back."""
+        """What must be prefilled: the prompt, and what it had generated before it was preempted."""
         return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
 
     def prompt_text(self, request: CompletionRequest) -> str:
-        """The row's prompt as it was sent; of token ids, the text."""
+        """The sequence's prompt as it was sent; of token ids, the text."""
         sent = request.prompts[self.prompt_index]
         return sent if isinstance(sent, str) else self.text.decode(sent)
 
@@ -108,33 +108,37 @@ class Row:
         return self.budget - len(self.text.tokens)
 
 
-def rows_of(task: Task, model: LoadedModel, forms: Forms, *, now: float) -> list[Row]:
-    """Renders a task's prompts and makes its rows, in the order of the choices.
+def sequences_of(
+    task: Task, model: LoadedModel, output_formats: OutputFormats, *, now: float
+) -> list[TokenSequence]:
+    """Renders a task's prompts and makes its sequences, in the order of the choices.
 
     Raises RequestError where a prompt does not fit the context, or cannot be rendered, or the
     model cannot give the answer the form that is asked for.
     """
-    request = _request_of(task, model, forms)
+    request = _request_of(task, model, output_formats)
     params = _sampling(request, model.vocab_size)
-    prompts = render(request, model.tokenizer, model.vocab_size, forms.dialect)
-    rows = []
+    prompts = render(request, model.tokenizer, model.vocab_size, output_formats.model_format)
+    sequences = []
     for prompt_index, prompt in enumerate(prompts):
         budget = _budget(request, len(prompt), model.context_length)
-        form = forms.form_of(request, prompt, budget_field=task.request.BUDGET_FIELD)
+        output_format = output_formats.output_format_of(
+            request, prompt, budget_field=task.request.BUDGET_FIELD
+        )
         score = _score(request, model, prompt)
         for choice in range(request.generated):
             index = prompt_index * request.generated + choice
-            row = _row(task, request, model, form, params, prompt, index, budget)
-            row.prompt_index, row.score, row.since = prompt_index, score, now
-            rows.append(row)
-    return rows
+            sequence = _sequence(task, request, model, output_format, params, prompt, index, budget)
+            sequence.prompt_index, sequence.score, sequence.since = prompt_index, score, now
+            sequences.append(sequence)
+    return sequences
 
 
-def _request_of(task: Task, model: LoadedModel, forms: Forms) -> Request:
+def _request_of(task: Task, model: LoadedModel, output_formats: OutputFormats) -> Request:
     """Gives what a task generates from, shortened to the context where it may be."""
     request = generated(task.request)
     if isinstance(request, ChatRequest) and getattr(task.request, "truncation", None) == "auto":
-        return fitted(request, model, forms.dialect)
+        return fitted(request, model, output_formats.model_format)
     return request
 
 
@@ -145,29 +149,30 @@ def _score(request: Request, model: LoadedModel, prompt: list[int]) -> PromptSco
     return None
 
 
-def _row(
+def _sequence(
     task: Task,
     request: Request,
     model: LoadedModel,
-    form: Form,
+    output_format: OutputFormat,
     params: SamplingParams,
     prompt: list[int],
     index: int,
     budget: int,
-) -> Row:
+) -> TokenSequence:
     seed = f"{request.seed}/{index}" if request.seed is not None else os.urandom(16).hex()
     end_tokens = frozenset() if request.ignore_eos else model.eos_token_ids
-    # Greedy rows, and rows of one seed, answer alike where all that shapes an answer is alike.
+    # Greedy sequences, and sequences of one seed, answer alike where all that shapes an answer is
+    # alike.
     duplicate_key: Hashable | None = None
     if params.greedy or request.seed is not None:
         stream = None if params.greedy else seed
         duplicate_key = (
-            *(type(request), params, stream, budget, request.stops, end_tokens, form.key),
+            *(type(request), params, stream, budget, request.stops, end_tokens, output_format.key),
             request.measured,
         )
-    sampler = RowSampler(params, seed, prompt, model.eos_token_ids)
+    sampler = SequenceSampler(params, seed, prompt, model.eos_token_ids)
     sampler.top_logprobs = request.measured
-    return Row(
+    return TokenSequence(
         task_id=task.id,
         rank=task.rank,
         index=index,
@@ -175,13 +180,13 @@ def _row(
         budget=budget,
         sampler=sampler,
         end_tokens=end_tokens,
-        text=RowText(
+        text=SequenceText(
             model.tokenizer,
             request.stops,
             prompt=prompt if isinstance(request, CompletionRequest) else (),
-            marks=form.shows_marks,
+            marks=output_format.shows_marks,
         ),
-        form=form,
+        output_format=output_format,
         duplicate_key=duplicate_key,
         finish_reason="length" if budget == 0 else None,
     )

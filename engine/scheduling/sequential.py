@@ -1,8 +1,8 @@
-"""The fall-back for models that cannot be batched: one row at a time, the same answers.
+"""The fall-back for models that cannot be batched: one sequence at a time, the same answers.
 
 Some models have caches that do not merge (chunked attention), or attention that is wrong or fails
-over rows of different lengths. `can_batch` finds out when a model is loaded. Trunks still work: a
-row goes on from a copy.
+over sequences of different lengths. `can_batch` finds out when a model is loaded. Prefixes still
+work: a sequence goes on from a copy.
 """
 
 import copy
@@ -21,18 +21,20 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
 from mlx_rq.engine.kv.sharing import Caches
 from mlx_rq.engine.sampling.logprobs import measure, read
-from mlx_rq.engine.sampling.sampler import RowSampler, choose
+from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
 
 
 def can_batch(model: Module) -> bool:
-    """Tells whether rows of different lengths give the same logits together as each alone."""
+    """Tells whether sequences of different lengths give the same logits together as each alone."""
     try:
         some = probe_tokens(model)
         prompts, last = (some(1, 5), some(1, 3)), some(2, 1)
         caches = [_prefilled(model, prompt) for prompt in prompts]
         merged = [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
         together = model(last, cache=merged)
-        alone = [model(last[row : row + 1], cache=each) for row, each in enumerate(caches)]
+        alone = [
+            model(last[sequence : sequence + 1], cache=each) for sequence, each in enumerate(caches)
+        ]
         return disagreement(together, mx.concatenate(alone)) < 1
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return False
@@ -46,41 +48,41 @@ def _prefilled(model: Module, prompt: mx.array) -> list[Any]:
 
 
 @dataclass(slots=True)
-class _SoloRow:
+class _Sequence:
     uid: int
     prompt: list[int]
-    sampler: RowSampler
+    sampler: SequenceSampler
     left: int
     end_tokens: frozenset[int]
     caches: list[Any]
 
 
-class SoloGenerator:
-    """Does what RowGenerator does, with one row at a time."""
+class SequentialGenerator:
+    """Does what RowGenerator does, with one sequence at a time."""
 
     def __init__(self, model: Module, *, prefill_step: int, counters: BatchCounters) -> None:
         self._model = model
         self._prefill_step = prefill_step
-        self._rows: deque[_SoloRow] = deque()
+        self._sequences: deque[_Sequence] = deque()
         self._uids = 0
         self._counters = counters
 
-    def insert_rows(
+    def insert_sequences(
         self,
         prompts: Sequence[list[int]],
         *,
-        samplers: Sequence[RowSampler],
+        samplers: Sequence[SequenceSampler],
         max_tokens: Sequence[int],
         end_tokens: Sequence[frozenset[int]],
         caches: Caches | None,
     ) -> list[int]:
-        """Adds rows; returns their uids. See RowGenerator."""
+        """Adds sequences; returns their uids. See RowGenerator."""
         uids = []
         for prompt, sampler, left, ends in zip(
             prompts, samplers, max_tokens, end_tokens, strict=True
         ):
             own = make_prompt_cache(self._model) if caches is None else copy.deepcopy(caches)
-            self._rows.append(_SoloRow(self._uids, list(prompt), sampler, left, ends, own))
+            self._sequences.append(_Sequence(self._uids, list(prompt), sampler, left, ends, own))
             uids.append(self._uids)
             self._uids += 1
         return uids
@@ -89,41 +91,47 @@ class SoloGenerator:
         """Ends the generator. Here there is nothing to end."""
 
     def remove(self, uids: Sequence[int]) -> None:
-        """Forgets rows."""
-        self._rows = deque(row for row in self._rows if row.uid not in uids)
+        """Forgets sequences."""
+        self._sequences = deque(
+            sequence for sequence in self._sequences if sequence.uid not in uids
+        )
 
     @property
     def prompt_cache_nbytes(self) -> int:
-        """Bytes of KV that the rows hold."""
-        return sum(cache.nbytes for row in self._rows for cache in row.caches)
+        """Bytes of KV that the sequences hold."""
+        return sum(cache.nbytes for sequence in self._sequences for cache in sequence.caches)
 
     @property
     def prefilling(self) -> int:
-        """Rows whose first token is not decided yet."""
-        return sum(len(row.prompt) > 1 for row in self._rows)
+        """Sequences whose first token is not decided yet."""
+        return sum(len(sequence.prompt) > 1 for sequence in self._sequences)
 
     def next(self) -> tuple[list[Any], list[GenerationBatch.Response]]:
-        """Prefills a chunk of the first row's prompt, or decodes one token of it."""
-        if not self._rows:
+        """Prefills a chunk of the first sequence's prompt, or decodes one token of it."""
+        if not self._sequences:
             return [], []
-        row, started = self._rows[0], time.perf_counter()
-        if len(row.prompt) > 1:
-            chunk = row.prompt[: min(self._prefill_step, len(row.prompt) - 1)]
-            self._model(mx.array([chunk]), cache=row.caches)
-            mx.eval([cache.state for cache in row.caches])
-            row.prompt = row.prompt[len(chunk) :]
+        sequence, started = self._sequences[0], time.perf_counter()
+        if len(sequence.prompt) > 1:
+            chunk = sequence.prompt[: min(self._prefill_step, len(sequence.prompt) - 1)]
+            self._model(mx.array([chunk]), cache=sequence.caches)
+            mx.eval([cache.state for cache in sequence.caches])
+            sequence.prompt = sequence.prompt[len(chunk) :]
             self._counters.prompt_time += time.perf_counter() - started
             return [], []
-        logits = self._model(mx.array([row.prompt]), cache=row.caches)[:, -1, :]
-        chosen = choose(logits, [row.sampler], mx.array(row.prompt))
-        (measured,) = read(measure(logits, chosen, [row.sampler]))
+        logits = self._model(mx.array([sequence.prompt]), cache=sequence.caches)[:, -1, :]
+        chosen = choose(logits, [sequence.sampler], mx.array(sequence.prompt))
+        (measured,) = read(measure(logits, chosen, [sequence.sampler]))
         token = int(chosen.item())  # type: ignore[arg-type]
-        row.sampler.take(token)  # in a batch, the next step has begun when a token is handed out
-        row.prompt, row.left = [token], row.left - 1
+        sequence.sampler.take(
+            token
+        )  # in a batch, the next step has begun when a token is handed out
+        sequence.prompt, sequence.left = [token], sequence.left - 1
         self._counters.decode_time += time.perf_counter() - started
         self._counters.generation_steps += 1
-        reason = "stop" if token in row.end_tokens else "length" if row.left <= 0 else None
+        reason = (
+            "stop" if token in sequence.end_tokens else "length" if sequence.left <= 0 else None
+        )
         if reason is not None:
-            self._rows.popleft()
+            self._sequences.popleft()
         told: Any = measured  # the stock class has an array there
-        return [], [GenerationBatch.Response(row.uid, token, told, reason, None, None)]
+        return [], [GenerationBatch.Response(sequence.uid, token, told, reason, None, None)]

@@ -1,9 +1,10 @@
-"""Constraints on what rows may write: the seam to a constraint engine, and one masking op a batch.
+"""Constraints on what sequences may write: the seam to a constraint engine, and one masking op a
+batch.
 
-A grammar is compiled off the MLX thread while its row waits (`Compilers`). Each row then has a
-`Constraint` of its own, which takes in the tokens that the row chose and marks those that may come
-next. The engine behind the seam is `llguidance_backend.py`; another one needs `compile` and the two
-protocols.
+A grammar is compiled off the MLX thread while its sequence waits (`Compilers`). Each sequence then
+has a `Constraint` of its own, which takes in the tokens that the sequence chose and marks those
+that may come next. The engine behind the seam is `llguidance_backend.py`; another one needs
+`compile` and the two protocols.
 """
 
 import hashlib
@@ -23,11 +24,13 @@ from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.json_schema import Check
 
 Masks = NDArray[np.int32]
-"""One row of bits for each row of the batch, 32 tokens a word; all ones where a row is free."""
+"""One sequence of bits for each sequence of the batch, 32 tokens a word; all ones where a
+sequence is free.
+"""
 
 
 class Constraint(Protocol):
-    """What one row may write next."""
+    """What one sequence may write next."""
 
     @property
     def vocabulary(self) -> int:
@@ -47,7 +50,7 @@ class Constraint(Protocol):
 
     @property
     def fault(self) -> str | None:
-        """Why the engine gave the row up; its tokens mean nothing then."""
+        """Why the engine gave the sequence up; its tokens mean nothing then."""
 
     @property
     def cut(self) -> bool:
@@ -58,14 +61,14 @@ class Constraint(Protocol):
         """The named parts of the text, in order: `name` and `text` of each."""
 
     def accept(self, token: int) -> None:
-        """Takes in the token that the row chose."""
+        """Takes in the token that the sequence chose."""
 
     def fill(self, others: Sequence["tuple[Constraint, int]"], masks: Masks) -> None:
         """Marks what this constraint and `others` (with their places in the batch) allow next."""
 
 
 class Compiled(Protocol):
-    """A grammar, ready to be used by any number of rows."""
+    """A grammar, ready to be used by any number of sequences."""
 
     checks: Sequence[Check | None]
     """Validates what each part of the grammar describes, where that is JSON."""
@@ -74,7 +77,7 @@ class Compiled(Protocol):
     """The tokens of a short text that fits the grammar; None where none was found."""
 
     def start(self, budget: int, *, close: bool) -> Constraint | None:
-        """Gives a row's constraint, None where all is allowed.
+        """Gives a sequence's constraint, None where all is allowed.
 
         With `close`, the text is steered to its end before its budget of tokens runs out.
         """
@@ -96,9 +99,10 @@ def _masked(logits: mx.array, words: mx.array) -> mx.array:
 
 
 def mask(logits: mx.array, constraints: Sequence[Constraint | None]) -> mx.array:
-    """Sets to -inf what the rows' constraints forbid in logits [rows, vocabulary].
+    """Sets to -inf what the sequences' constraints forbid in logits [sequences, vocabulary].
 
-    Rows without a constraint, and rows that are done or given up, stay exactly as they are.
+    Sequences without a constraint, and sequences that are done or given up, stay exactly as they
+    are.
     """
     live = [
         (constraint, index)
@@ -277,7 +281,9 @@ class Compilers:
             run.compiled = self._compile(run.grammar)
         except GrammarFault as fault:
             run.fault = GrammarFault(fault.part, str(fault))
-        except BaseException as error:  # a panic of the engine too: the row must not wait for ever
+        except (
+            BaseException
+        ) as error:  # a panic of the engine too: the sequence must not wait for ever
             run.fault = GrammarFault(0, f"it cannot be compiled: {error}")
             run.accident = True
 

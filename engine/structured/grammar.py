@@ -3,7 +3,7 @@
     start: [reasoning] ( free text [calls] | calls | shape )
 
 Which parts there are depends on the request (`tool_choice`, `response_format`, …) and on the model
-(`Dialect`). What needs no grammar gets none: such rows stay free.
+(`ModelFormat`). What needs no grammar gets none: such sequences stay free.
 """
 
 import copy
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_rq.engine.formats.lark import Lark, quoted
-from mlx_rq.engine.formats.model_format import Dialect
+from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ChatRequest, Request
@@ -108,7 +108,9 @@ def shape_schema(shape: Shape) -> Schema:
     return closed(schema) if shape.strict else schema
 
 
-def grammar_of(request: Request, dialect: Dialect, reasoning: bool | None) -> Grammar | None:
+def grammar_of(
+    request: Request, model_format: ModelFormat, reasoning: bool | None
+) -> Grammar | None:
     """Writes the grammar for a request's answers; None where there is nothing to say.
 
     `reasoning` as `reasoning_is_open` says. Raises RequestError where the model cannot do it.
@@ -116,29 +118,33 @@ def grammar_of(request: Request, dialect: Dialect, reasoning: bool | None) -> Gr
     shape, tools = request.shape, tools_of(request)
     given = isinstance(request, ChatRequest) and bool(request.tools)
     length = request.reasoning_length if isinstance(request, ChatRequest) else None
-    if length is not None and (dialect.think_start is None or reasoning is False):
+    if length is not None and (model_format.think_start is None or reasoning is False):
         raise RequestError(
             "Invalid 'reasoning_length': there is no reasoning to bound, because the model does "
             "not reason, or its reasoning is switched off.",
             code="invalid_value",
             param="reasoning_length",
         )
-    lark = Lark(dialect.specials)
+    lark = Lark(model_format.specials)
     calls = [call_of(tool.function, schema_of(tool)) for _, tool in tools.usable]
-    format = dialect.format if dialect.format and can_write(dialect.format, calls) else None
+    format = (
+        model_format.format
+        if model_format.format and can_write(model_format.format, calls)
+        else None
+    )
     free = tools.mode == "auto" and format is None
     if shape is None and length is None and not given:
         return None
     if shape is None and length is None and free:
-        return Grammar(None, _parts(dialect, shape, tools, calls))
-    body = _body(lark, dialect, shape, tools, calls, format)
-    start = f"{_reasoning(lark, dialect, reasoning, length, shape or calls)} {body}"
-    return Grammar(lark.grammar(start), _parts(dialect, shape, tools, calls))
+        return Grammar(None, _parts(model_format, shape, tools, calls))
+    body = _body(lark, model_format, shape, tools, calls, format)
+    start = f"{_reasoning(lark, model_format, reasoning, length, shape or calls)} {body}"
+    return Grammar(lark.grammar(start), _parts(model_format, shape, tools, calls))
 
 
 def _body(
     lark: Lark,
-    dialect: Dialect,
+    model_format: ModelFormat,
     shape: Shape | None,
     tools: Tools,
     calls: Sequence[Call],
@@ -147,30 +153,34 @@ def _body(
     """What comes after the reasoning."""
     shaped = shape and _shaped(lark, shape)
     if tools.mode == "none":
-        return shaped or lark.without(dialect.call_start)
-    after_start = _calls(lark, dialect, format, calls, tools.several)
-    whole = f"{lark.literal(dialect.call_start)} {after_start}"
+        return shaped or lark.without(model_format.call_start)
+    after_start = _calls(lark, model_format, format, calls, tools.several)
+    whole = f"{lark.literal(model_format.call_start)} {after_start}"
     if tools.mode != "auto":
         return whole
     if shaped:
         return lark.one_of([whole, shaped])
     if format is None:
         return lark.anything()
-    text_then_calls = f"{lark.until(dialect.call_start)} {after_start}"
-    return lark.one_of([lark.without(dialect.call_start), text_then_calls])
+    text_then_calls = f"{lark.until(model_format.call_start)} {after_start}"
+    return lark.one_of([lark.without(model_format.call_start), text_then_calls])
 
 
 def _calls(
-    lark: Lark, dialect: Dialect, format: Format | None, calls: Sequence[Call], several: bool
+    lark: Lark,
+    model_format: ModelFormat,
+    format: Format | None,
+    calls: Sequence[Call],
+    several: bool,
 ) -> str:
     """Tool calls, from after the first start mark to the last end mark."""
     if format is None:
         return lark.anything()
-    end = lark.literal(dialect.call_end)
+    end = lark.literal(model_format.call_end)
     one = lark.rule(f"{format.write(lark, calls, several)} {end}")
     if not several or not format.sections:
         return one
-    return f"{one} ({lark.literal(format.between + dialect.call_start)} {one})*"
+    return f"{one} ({lark.literal(format.between + model_format.call_start)} {one})*"
 
 
 def _shaped(lark: Lark, shape: Shape) -> str:
@@ -187,34 +197,34 @@ def _shaped(lark: Lark, shape: Shape) -> str:
 
 def _reasoning(
     lark: Lark,
-    dialect: Dialect,
+    model_format: ModelFormat,
     is_open: bool | None,
     length: ReasoningLength | None,
     structured: object,
 ) -> str:
     """The reasoning, if the model does any; before a structure, a few line breaks may follow it."""
-    if dialect.think_start is None or dialect.think_end is None or is_open is False:
+    if model_format.think_start is None or model_format.think_end is None or is_open is False:
         return ""
     least, most = (0, None) if length is None else (length.min, length.max)
-    reasoning = lark.until(dialect.think_end, least, most)
+    reasoning = lark.until(model_format.think_end, least, most)
     if structured:
         reasoning += " " + lark.rule(r"/[ \n]{0,4}/", terminal=True)
     if is_open:
         return reasoning
-    whole = f"{lark.literal(dialect.think_start)} {reasoning}"
+    whole = f"{lark.literal(model_format.think_start)} {reasoning}"
     return whole if least else f"({whole})?"
 
 
 def _parts(
-    dialect: Dialect, shape: Shape | None, tools: Tools, calls: Sequence[Call]
+    model_format: ModelFormat, shape: Shape | None, tools: Tools, calls: Sequence[Call]
 ) -> tuple[Part, ...]:
     parts = []
     if shape is not None:
-        lark = Lark(dialect.specials)
+        lark = Lark(model_format.specials)
         text = lark.grammar(_shaped(lark, shape))
         parts.append(Part(text, shape.error, shape.value if shape.kind == "json" else None))
     for (index, tool), call in zip(tools.usable, calls, strict=True):
-        lark = Lark(dialect.specials)
+        lark = Lark(model_format.specials)
         text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
 
         def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:

@@ -96,10 +96,10 @@ class Guidance:
                 return GrammarFault(index, str(fault))
         return GrammarFault(0, str(error))
 
-    def fill(self, rows: list[tuple[LLMatcher, int]], masks: Masks) -> None:
+    def fill(self, sequences: list[tuple[LLMatcher, int]], masks: Masks) -> None:
         """Fills the masks of many matchers at once, on all cores and without the GIL."""
-        if rows:
-            fill_next_token_bitmask_par(self._executor, rows, masks)
+        if sequences:
+            fill_next_token_bitmask_par(self._executor, sequences, masks)
 
 
 def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
@@ -131,7 +131,7 @@ def _plain(message: str) -> str:
 
 
 class CompiledGrammar:
-    """A grammar ready for use. Its own matcher stays at the beginning; rows take copies."""
+    """A grammar ready for use. Its own matcher stays at the beginning; sequences take copies."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class CompiledGrammar:
 
 
 class GuidanceConstraint:
-    """One row's place in its grammar, and the tokens that are decided already."""
+    """One sequence's place in its grammar, and the tokens that are decided already."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class GuidanceConstraint:
         self._closer = closer
         self._close_from = close_from
         self._decided: deque[int] = deque()
-        self._closing = False
+        self._shortest_end = False
 
     @property
     def vocabulary(self) -> int:
@@ -186,7 +186,7 @@ class GuidanceConstraint:
 
     @property
     def done(self) -> bool:
-        closed = self._closing and not self._decided
+        closed = self._shortest_end and not self._decided
         return closed or bool(self._matcher.is_stopped())
 
     @property
@@ -199,7 +199,7 @@ class GuidanceConstraint:
 
     @property
     def cut(self) -> bool:
-        return self._closing
+        return self._shortest_end
 
     @property
     def captures(self) -> list[dict[str, str]]:
@@ -221,11 +221,11 @@ class GuidanceConstraint:
         end = closer.shortest_end(self._matcher)
         left = self._budget - self.taken
         if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
-            self._closing = True
+            self._shortest_end = True
             self._decided.extend(end)
 
     def fill(self, others: Sequence[tuple[Constraint, int]], masks: Masks) -> None:
-        open_rows = []
+        open_sequences = []
         for constraint, index in others:
             assert isinstance(constraint, GuidanceConstraint)
             if constraint._decided:
@@ -233,5 +233,5 @@ class GuidanceConstraint:
                 token = constraint._decided[0]
                 masks[index, token >> 5] = np.uint32(1 << (token & 31)).view(np.int32)
             else:
-                open_rows.append((constraint._matcher, index))
-        self._guidance.fill(open_rows, masks)
+                open_sequences.append((constraint._matcher, index))
+        self._guidance.fill(open_sequences, masks)

@@ -1,4 +1,4 @@
-"""The form of a row's answer: its constraint before, and the reading of its text after."""
+"""The form of a sequence's answer: its constraint before, and the reading of its text after."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_rq.engine.formats.model_format import Dialect, dialect_of, reasoning_is_open
+from mlx_rq.engine.formats.model_format import ModelFormat, model_format_of, reasoning_is_open
 from mlx_rq.engine.formats.parser import (
     ParsedCall,
     ParseFault,
@@ -33,7 +33,7 @@ from mlx_rq.jobs.openai.requests import ChatRequest, Request
 
 @dataclass(slots=True)
 class Reading:
-    """What a row's text says."""
+    """What a sequence's text says."""
 
     content: str | None
     reasoning: str | None = None
@@ -52,27 +52,27 @@ class InvalidAnswer(ValueError):
         )
 
 
-class Forms:
-    """Makes the forms of the rows of one model."""
+class OutputFormats:
+    """Makes the forms of the sequences of one model."""
 
     def __init__(self, model: LoadedModel, *, close_json: bool = False) -> None:
         self._tokenizer = model.tokenizer
         self._close_json = close_json
-        self.dialect = dialect_of(model.tokenizer)
-        guidance = Guidance(model, self.dialect.end_marks, self.dialect.end_text)
+        self.model_format = model_format_of(model.tokenizer)
+        guidance = Guidance(model, self.model_format.end_marks, self.model_format.end_text)
         self._compilers = Compilers(guidance.compile, set_up=guidance.set_up)
 
     def wait(self, seconds: float = 0.005) -> None:
         """Lets the compiling threads have the processor, for a caller who has nothing to do."""
         time.sleep(seconds)
 
-    def form_of(
+    def output_format_of(
         self,
         request: Request,
         prompt: Sequence[int],
         *,
         budget_field: str = "max_completion_tokens",
-    ) -> "Form":
+    ) -> "OutputFormat":
         """Says what the answers to a prompt must look like, and has the grammar compiled.
 
         `budget_field` is what the budget is called in the request as it was sent. Raises
@@ -80,10 +80,10 @@ class Forms:
         """
         chat = isinstance(request, ChatRequest)
         reasoning = reasoning_is_open(self._tokenizer, prompt) if chat else False
-        grammar = grammar_of(request, self.dialect, reasoning)
-        return Form(
+        grammar = grammar_of(request, self.model_format, reasoning)
+        return OutputFormat(
             request,
-            self.dialect,
+            self.model_format,
             reasoning,
             tools_of(request),
             grammar,
@@ -94,11 +94,11 @@ class Forms:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What one row's answer must look like."""
+class OutputFormat:
+    """What one sequence's answer must look like."""
 
     request: Request
-    dialect: Dialect
+    model_format: ModelFormat
     reasoning: bool | None
     tools: Tools
     grammar: Grammar | None
@@ -121,20 +121,22 @@ class Form:
         """Whether special tokens mean something in the text."""
         if not isinstance(self.request, ChatRequest):
             return False
-        return bool(self.tools.usable) or self.dialect.think_start is not None
+        return bool(self.tools.usable) or self.model_format.think_start is not None
 
     def reasoning_tokens(
         self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
     ) -> int:
         """Counts the tokens of the reasoning, its marks not counted."""
-        dialect = self.dialect
-        if dialect.think_start is None or not isinstance(self.request, ChatRequest):
+        model_format = self.model_format
+        if model_format.think_start is None or not isinstance(self.request, ChatRequest):
             return 0
-        marks = dialect.think_start_tokens, dialect.think_end_tokens
+        marks = model_format.think_start_tokens, model_format.think_end_tokens
         return count_reasoning(tokens, *marks, is_open=self.reasoning is True, decode=decode)
 
     def start(self, budget: int) -> Constraint | None:
-        """Gives a row its constraint; raises RequestError where the grammar does not compile."""
+        """Gives a sequence its constraint; raises RequestError where the grammar does not
+        compile.
+        """
         if self.compilation is None or self.grammar is None:
             return None
         try:
@@ -152,17 +154,17 @@ class Form:
     def read(
         self, text: str, finish_reason: str, constraint: Constraint | None, budget: int
     ) -> Reading:
-        """Takes a row's text apart and validates it; raises InvalidAnswer.
+        """Takes a sequence's text apart and validates it; raises InvalidAnswer.
 
         A text that its budget cut off (`length`) is not validated, and warns. Never waits for the
-        grammar: of a row that did not start, nothing is validated, and nothing warned of.
+        grammar: of a sequence that did not start, nothing is validated, and nothing warned of.
         """
         if constraint is not None and constraint.fault is not None:
             raise InvalidAnswer(f"The constraint could not go on: {constraint.fault}")
         finished = finish_reason == "stop"
         reasoning, rest = (None, text)
         if isinstance(self.request, ChatRequest):
-            start, end = self.dialect.think_start, self.dialect.think_end
+            start, end = self.model_format.think_start, self.model_format.think_end
             is_open = self.reasoning is True
             reasoning, rest = split_reasoning(text, start, end, is_open=is_open)
             reasoning = None if reasoning is None else self.without_specials(reasoning)
@@ -176,14 +178,14 @@ class Form:
     def _read_calls(self, text: str, finished: bool) -> Reading:
         if not self.tools.usable:
             return Reading(self.without_specials(text))
-        dialect = self.dialect
+        model_format = self.model_format
         tools = [tool.model_dump() for _, tool in self.tools.usable]
         try:
             found = split_calls(
                 text,
-                dialect.call_start,
-                dialect.call_end,
-                lambda body: dialect.parse_call(body, tools),
+                model_format.call_start,
+                model_format.call_end,
+                lambda body: model_format.parse_call(body, tools),
                 finished=finished,
                 names=[tool.function.name for _, tool in self.tools.usable],
             )
@@ -207,7 +209,7 @@ class Form:
     def without_specials(self, text: str) -> str:
         """Takes out of a text the special tokens that mean nothing to who reads the answer."""
         if self.shows_marks:
-            for token in self.dialect.hidden:
+            for token in self.model_format.hidden:
                 text = text.replace(token, "")
         return text
 
@@ -246,7 +248,7 @@ class Form:
     ) -> list[dict[str, str]]:
         compiled = self._compiled
         begun = constraint is not None or self.grammar is None or self.grammar.lark is None
-        # A row that generates nothing never waits for its grammar. By chance it may be there.
+        # A sequence that generates nothing never waits for its grammar. By chance it may be there.
         if compiled is None or not begun:
             return []
         warnings = [
@@ -277,16 +279,16 @@ def _warning(code: str, message: str) -> dict[str, str]:
     return {"code": code, "message": message}
 
 
-def call_id(task_id: str, row: int, call: int) -> str:
+def call_id(task_id: str, sequence: int, call: int) -> str:
     """Names a tool call; a job that is run again gives its calls the same ids."""
-    return "call_" + hashlib.sha256(f"{task_id}/{row}/{call}".encode()).hexdigest()[:24]
+    return "call_" + hashlib.sha256(f"{task_id}/{sequence}/{call}".encode()).hexdigest()[:24]
 
 
-def tool_calls(reading: Reading, task_id: str, row: int) -> list[dict[str, Any]]:
+def tool_calls(reading: Reading, task_id: str, sequence: int) -> list[dict[str, Any]]:
     """Writes the calls of a reading as OpenAI does: the arguments are a string of JSON."""
     return [
         {
-            "id": call.id or call_id(task_id, row, index),
+            "id": call.id or call_id(task_id, sequence, index),
             "type": "function",
             "function": {
                 "name": call.name,

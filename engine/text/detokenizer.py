@@ -1,4 +1,4 @@
-"""Turns a row's tokens into its text, and finds its stop strings in that text.
+"""Turns a sequence's tokens into its text, and finds its stop strings in that text.
 
 Stop strings are matched on decoded text, not on tokens: "beta gamma" must be found whether the
 model writes it as two tokens or as ten.
@@ -32,8 +32,9 @@ def _overlap(text: str, mark: str) -> int:
     return 0
 
 
-class RowText:
-    """The text of one row, token by token where it has stop strings, else when it is asked for.
+class SequenceText:
+    """The text of one sequence, token by token where it has stop strings, else when it is asked
+    for.
 
     `prompt` is given for continuations of plain text: SentencePiece decoders drop the leading space
     of what they take for the beginning of a text. With `marks`, special tokens stay in the text,
@@ -93,7 +94,7 @@ class RowText:
             self._search(self._text)
         return self._text[: self._stopped_at]
 
-    def standing(self) -> str:
+    def partial(self) -> str:
         """Gives the text so far, without what may change: half a character, the start of a stop."""
         if self._stopped_at is not None:
             return self._text[: self._stopped_at]

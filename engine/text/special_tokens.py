@@ -26,7 +26,7 @@ _REFUSAL = RequestError(
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class SpecialTokenGuard:
     """Breaks the special tokens in texts with a character that these do not have."""
 
     specials: tuple[str, ...]
@@ -67,7 +67,7 @@ class Guard:
         return tokens
 
 
-def guard_for(values: Sequence[Any], tokenizer: TokenizerWrapper) -> Guard:
+def guard_for(values: Sequence[Any], tokenizer: TokenizerWrapper) -> SpecialTokenGuard:
     """Makes a guard for JSON values that go into a chat template; it breaks nothing if none is due.
 
     Longer tokens come first: one may be a part of another.
@@ -77,7 +77,7 @@ def guard_for(values: Sequence[Any], tokenizer: TokenizerWrapper) -> Guard:
     found = [special for special in specials if any(special in text for text in texts)]
     used = {character for text in texts for character in text} if found else set()
     breaker = next(character for code in _PRIVATE_USE if (character := chr(code)) not in used)
-    return Guard(tuple(sorted(found, key=len, reverse=True)), breaker)
+    return SpecialTokenGuard(tuple(sorted(found, key=len, reverse=True)), breaker)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ _SPACE = "\u2581"
 """How SentencePiece writes a space."""
 
 
-class Spelling:
+class TokenBytes:
     """Spells the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: TokenizerWrapper) -> None:

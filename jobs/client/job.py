@@ -26,7 +26,7 @@ from mlx_rq.jobs.openai.errors import (
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.finish import end_job
+from mlx_rq.jobs.queue.finish import finish_job
 from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob, Payload, read_payload
 from mlx_rq.jobs.queue.waiting import wait_for_end
@@ -50,7 +50,7 @@ UNFINISHED: tuple[Status, ...] = ("queued", "in_progress")
 _FIELDS = ("status", "origin", "created_at", "started_at", "ended_at", "worker_name")
 
 _LONGEST_BLOCK = 5.0
-"""Seconds of one blocking read: how late an end that rang no bell is seen."""
+"""Seconds of one blocking read: how late an end that rang no wake-up is seen."""
 
 
 class Job:
@@ -201,7 +201,7 @@ class Job:
             if not keys.is_ours(queue_name):  # there is no such job, or it is another program's
                 raise JobNotFound(self.id)
             error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
-            reply, *holders = end_job(
+            reply, *holders = finish_job(
                 connection,
                 connection,
                 job_id=self.id,

@@ -1,4 +1,4 @@
-"""Puts jobs into the queue: validate, write JSON, ring the bell. The first stop of every job."""
+"""Puts jobs into the queue: validate, write JSON, ring the wake-up. The first stop of every job."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

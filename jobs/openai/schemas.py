@@ -1,4 +1,4 @@
-"""Caps on JSON schemas, cheap enough for the door.
+"""Caps on JSON schemas, cheap enough for the server.
 
 They keep out what would take the worker's constraint engine seconds or hundreds of megabytes: its
 own limits do not reach large `multipleOf` (whose automaton has that many states), and an object's

@@ -1,6 +1,6 @@
 """Turns a body into a request, or says in OpenAI's words what is wrong with it.
 
-Run twice: at the door, so that the producer learns at once, and again at the worker, because
+Run twice: at the server, so that the producer learns at once, and again at the worker, because
 anything may have been put into the queue by hand.
 """
 
@@ -109,7 +109,9 @@ def _validated(kind: str, body: Mapping[str, Any]) -> JobRequest:
 
 def _why_not(name: str) -> str:
     if name in ("stream", "stream_options"):
-        return "works over the HTTP door (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+        return (
+            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+        )
     return "is not supported yet"
 
 

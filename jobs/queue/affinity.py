@@ -1,7 +1,7 @@
 """Names the beginning that a job shares with others, so that one worker gets them together.
 
 Only a hint for routing: the producer has no tokenizer, so text stands for tokens. Jobs of one name
-usually share their first trunk; a wrong guess costs a second prefill, never a wrong answer.
+usually share their first prefix; a wrong guess costs a second prefill, never a wrong answer.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _MOST_CHARACTERS = 1000
 """Of a text that is not a system message only this much counts: what follows is the job's own."""
 
 
-def prefix_of(body: Mapping[str, Any]) -> str:
+def affinity_of(body: Mapping[str, Any]) -> str:
     """Gives a short name of what the body begins with, empty where that is short."""
     text = _beginning(body)
     if len(text) < _LEAST_CHARACTERS:

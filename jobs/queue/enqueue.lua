@@ -1,10 +1,10 @@
--- Enqueues jobs, all of them or none: their records, their places in the queues, the bells.
+-- Enqueues jobs, all of them or none: their records, their places in the queues, the wake-ups.
 --
 -- None where the operator's limits leave no room for all, or where an idempotency key was used for
 -- another body. A job whose idempotency key has a job already is not made again, as long as that
 -- one is kept.
 --
--- KEYS: RQ's set of queues, then for each queue its list and its model's bell. The limits are none of
+-- KEYS: RQ's set of queues, then for each queue its list and its model's wake-up. The limits are none of
 -- the KEYS, which one has to be allowed to write.
 -- ARGV: what the constants below read, then for each job its queue's number, its id, its record,
 -- its idempotency record (empty without a key) with the hash of the body and the seconds to live,
@@ -14,7 +14,7 @@
 -- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
 
 local queues = KEYS[1]
-local limits, queue_prefix, bells_kept, bell_seconds = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local limits, queue_prefix, wake_ups_kept, wake_up_seconds = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- Of a larger submission, sent in parts, this is what comes later; `admitted` are parts after the
 -- first one: they were counted with it.
 local coming_jobs, coming_bytes, admitted = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
@@ -85,7 +85,7 @@ end
 
 local rung = {}
 for _, job in ipairs(new) do
-  local list, bell = KEYS[2 * job.queue], KEYS[2 * job.queue + 1]
+  local list, wake_up = KEYS[2 * job.queue], KEYS[2 * job.queue + 1]
   redis.call('HSET', job.key, unpack(ARGV, job.first, job.last))
   redis.call('RPUSH', list, job.id)
   if job.record ~= '' then
@@ -94,9 +94,9 @@ for _, job in ipairs(new) do
   end
   if not rung[list] then
     redis.call('SADD', queues, list)
-    redis.call('RPUSH', bell, 1)
-    redis.call('LTRIM', bell, -bells_kept, -1)
-    redis.call('EXPIRE', bell, bell_seconds)
+    redis.call('RPUSH', wake_up, 1)
+    redis.call('LTRIM', wake_up, -wake_ups_kept, -1)
+    redis.call('EXPIRE', wake_up, wake_up_seconds)
     rung[list] = true
   end
 end

@@ -20,7 +20,7 @@ from mlx_rq.jobs.openai.errors import IdempotencyConflict, QueueFull
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.validation import encode_body
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.affinity import prefix_of
+from mlx_rq.jobs.queue.affinity import affinity_of
 from mlx_rq.jobs.queue.finish import load_script
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES, JobOptions
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER
@@ -33,7 +33,7 @@ LONGEST_WAIT = 30 * 24 * 3600
 
 
 class Checked(NamedTuple):
-    """A body that passed the door."""
+    """A body that passed the server."""
 
     kind: str
     model: str
@@ -103,9 +103,9 @@ class _Step:
         script = self._connection.register_script(load_script(__package__, "enqueue.lua"))
         names = [Queue.redis_queues_keys]
         for (model, _), (_, queue) in self._queues.items():
-            names += (queue.key, keys.bell(model))
+            names += (queue.key, keys.wake_up(model))
         ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
-        fixed: list[Any] = [keys.LIMITS, ours, keys.BELLS_KEPT, keys.BELL_SECONDS]
+        fixed: list[Any] = [keys.LIMITS, ours, keys.WAKE_UPS_KEPT, keys.WAKE_UP_SECONDS]
         fixed += [later, bytes_coming, int(admitted), RQJob.key_for("")]
         return script(keys=names, args=[*fixed, *self._arguments])
 
@@ -127,7 +127,7 @@ def _rq_job(queue: Queue, item: Checked, options: JobOptions) -> RQJob:
             "timeout": options.timeout,
             "stream": options.stream,
             "submitted_at": time.time(),
-            "prefix": prefix_of(item.body),
+            "prefix": affinity_of(item.body),
             **({"webhook": options.webhook} if options.webhook is not None else {}),
         },
     )

@@ -24,7 +24,7 @@ from rq.worker import BaseWorker
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.payload import SERIALIZER
 
-Ending = Literal["finished", "failed", "canceled"]
+FinishState = Literal["finished", "failed", "canceled"]
 
 
 class Lease(NamedTuple):
@@ -41,13 +41,13 @@ def load_script(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text()
 
 
-def end_job(
+def finish_job(
     pipe: Pipeline | Redis,
     connection: Redis,
     *,
     job_id: str,
     queue_name: str,
-    ending: Ending,
+    ending: FinishState,
     outcome: Mapping[str, Any],
     result_ttl: int,
     lease: Lease | None = None,
@@ -118,7 +118,7 @@ def key_names(queue_name: str) -> Mapping[str, str]:
 def _rq_result(
     job_id: str,
     connection: Redis,
-    ending: Ending,
+    ending: FinishState,
     outcome: Mapping[str, Any],
     lease: Lease | None,
     ended_at: datetime,

@@ -29,10 +29,10 @@ COMPLETIONS = "mlx-rq:completions"
 COMPLETIONS_KEPT = 100_000
 """Entries that the completions stream keeps (about 100 bytes each)."""
 
-BELLS_KEPT = 16
-"""A bell that nobody hears is rung no more often than this."""
+WAKE_UPS_KEPT = 16
+"""A wake-up that nobody hears is rung no more often than this."""
 
-BELL_SECONDS = 24 * 3600
+WAKE_UP_SECONDS = 24 * 3600
 """It goes so long after its last ring: who comes later looks into the queue first."""
 
 LIMITS = "mlx-rq:limits"
@@ -43,14 +43,14 @@ STORED = "mlx-rq:stored"
 
 WEBHOOKS = "mlx-rq:webhooks"
 WEBHOOKS_KEPT = 100_000
-"""Webhooks that wait where no door sends any; the oldest are dropped."""
+"""Webhooks that wait where no server sends any; the oldest are dropped."""
 
 WEBHOOK_TRIES = "mlx-rq:webhook-tries"
 
 OWNER = "mlx-rq:owner:"
 """Before a prefix (`mlx_rq.jobs.queue.affinity`): names the worker that owns it."""
 
-ABOARD = "mlx-rq:aboard:"
+IN_FLIGHT = "mlx-rq:aboard:"
 """Before a worker's name."""
 
 QUEUE = "mlx-rq"
@@ -62,7 +62,7 @@ def result(job_id: str) -> str:
     return f"mlx-rq:result:{job_id}"
 
 
-def bell(model: str) -> str:
+def wake_up(model: str) -> str:
     """Names the list that wakes idle workers of a model."""
     return f"mlx-rq:bell:{model}"
 
@@ -72,9 +72,9 @@ def worker(name: str) -> str:
     return f"mlx-rq:worker:{name}"
 
 
-def aboard(name: str) -> str:
+def in_flight(name: str) -> str:
     """Names the record of the jobs that a worker is generating: what died, if it dies."""
-    return f"{ABOARD}{name}"
+    return f"{IN_FLIGHT}{name}"
 
 
 def idempotency(key: str) -> str:

@@ -1,4 +1,4 @@
-"""What the queues and the workers look like right now, for `mlx-rq status` and the HTTP door."""
+"""What the queues and the workers look like right now, for `mlx-rq status` and the HTTP server."""
 
 from typing import Any
 

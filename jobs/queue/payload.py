@@ -15,6 +15,8 @@ from mlx_rq.jobs.openai.validation import encode_body
 SERIALIZER = JSONSerializer
 
 FUNCTION = "mlx_rq.jobs.queue.payload.only_an_mlx_rq_worker_can_run_this"
+FORMER_FUNCTION = "mlx_rq.jobs.payload.only_an_mlx_rq_worker_can_run_this"
+"""What jobs call that waited in a queue while mlx-rq was upgraded from 0.1.0."""
 
 _MOST_ESCAPED = 4
 """A payload unpacks to at most that many times the bytes of its body: RQ escapes what is not ASCII,
@@ -80,7 +82,7 @@ def read_payload(data: bytes | None) -> Payload:
         if not inflate.eof:
             raise ValueError("it is cut off")
         function, _, _, arguments = json.loads(text)
-        if function != FUNCTION:
+        if function not in (FUNCTION, FORMER_FUNCTION):
             raise ValueError(f"it calls {str(function)[:80]!r}")
         kind, body = arguments["kind"], arguments["body"]
         if not isinstance(kind, str) or not isinstance(body, dict):

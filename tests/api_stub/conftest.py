@@ -1,4 +1,4 @@
-"""Doors for the tests of this folder."""
+"""Servers for the tests of this folder."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,35 +9,35 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, RunningWorker, StartWorker, eventually
 from redis import Redis
-from servers import OpenDoor, StartDoor, open_door
+from servers import RunningServer, StartServer, run_server
 
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.jobs.queue import keys
 
 
 @pytest.fixture
-def start_door(redis_url: str, tmp_path: Path) -> Iterator[StartDoor]:
-    """Opens doors that stay open until the end of the test; takes the fields of Settings."""
+def start_server(redis_url: str, tmp_path: Path) -> Iterator[StartServer]:
+    """Opens servers that stay open until the end of the test; takes the fields of Settings."""
     number = count(1)
     with ExitStack() as stack:
 
-        def start(**fields: Any) -> OpenDoor:
-            folder = tmp_path / f"door {next(number)}"
+        def start(**fields: Any) -> RunningServer:
+            folder = tmp_path / f"server {next(number)}"
             fields = {"data_dir": folder, "redis_url": redis_url, **fields}
-            return stack.enter_context(open_door(Settings(**fields)))
+            return stack.enter_context(run_server(Settings(**fields)))
 
         yield start
 
 
 @pytest.fixture
-def door(start_door: StartDoor) -> OpenDoor:
-    """A door as it is without any options."""
-    return start_door()
+def server(start_server: StartServer) -> RunningServer:
+    """A server as it is without any options."""
+    return start_server()
 
 
 @pytest.fixture
 def start_worker(start_worker: StartWorker, connection: Redis) -> StartWorker:
-    """Starts workers, and waits until a door can see that they live."""
+    """Starts workers, and waits until a server can see that they live."""
 
     def start(engine: FakeEngine | None = None, **options: Any) -> RunningWorker:
         worker = start_worker(engine, **options)

@@ -1,4 +1,4 @@
-"""A real door on a free port, and OpenAI's unmodified clients in strict validation."""
+"""A real server on a free port, and OpenAI's unmodified clients in strict validation."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import httpx
 from fakes import PATIENCE, USAGE, answer, eventually
 from openai import AsyncOpenAI, OpenAI
 
-from mlx_rq.api_stub.server import DoorServer, make_server
+from mlx_rq.api_stub.server import StoppableServer, make_server
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.openai.response_object import response_object
@@ -19,10 +19,10 @@ from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 
 @dataclass(frozen=True)
-class OpenDoor:
-    """A door that is open, and the clients that tests use on it."""
+class RunningServer:
+    """A server that is open, and the clients that tests use on it."""
 
-    server: DoorServer
+    server: StoppableServer
     url: str
 
     @property
@@ -39,23 +39,23 @@ class OpenDoor:
 
 
 @contextmanager
-def open_door(settings: Settings) -> Iterator[OpenDoor]:
-    """Runs a door in a thread while the block runs."""
+def run_server(settings: Settings) -> Iterator[RunningServer]:
+    """Runs a server in a thread while the block runs."""
     server = make_server(settings, "127.0.0.1", 0, "warning")
-    thread = threading.Thread(target=server.run, name="door", daemon=True)
+    thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()
     try:
-        eventually(lambda: server.started or not thread.is_alive(), "the door")
+        eventually(lambda: server.started or not thread.is_alive(), "the server")
         assert server.started
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield OpenDoor(server, f"http://127.0.0.1:{port}")
+        yield RunningServer(server, f"http://127.0.0.1:{port}")
     finally:
         server.handle_exit(15, None)
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "the door did not close"
+        assert not thread.is_alive(), "the server did not close"
 
 
-StartDoor = Callable[..., OpenDoor]
+StartServer = Callable[..., RunningServer]
 
 
 def answer_any(task: Task) -> dict[str, Any]:

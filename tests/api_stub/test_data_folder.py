@@ -1,4 +1,4 @@
-"""The folder with the files and batches of a door: whose it is, and what is swept out of it."""
+"""The folder with the files and batches of a server: whose it is, and what is swept out of it."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from servers import StartDoor
+from servers import StartServer
 
 from mlx_rq.api_stub import file_store as storage
 from mlx_rq.api_stub.batch_runner import BatchRunner
@@ -21,12 +21,12 @@ def mode(path: Path) -> int:
 
 @pytest.mark.parametrize("there_before", [False, True])
 def test_only_its_user_can_open_it(
-    start_door: StartDoor, tmp_path: Path, there_before: bool
+    start_server: StartServer, tmp_path: Path, there_before: bool
 ) -> None:
     folder = tmp_path / "data" / "http"
     if there_before:
         folder.mkdir(parents=True, mode=0o755)
-    start_door(data_dir=tmp_path / "data")
+    start_server(data_dir=tmp_path / "data")
     assert {mode(path) for path in (folder, folder / "files", folder / "batches")} == {0o700}
 
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from click.testing import CliRunner
 from fakes import StartWorker
-from servers import OpenDoor, StartDoor, open_door
+from servers import RunningServer, StartServer, run_server
 
 from mlx_rq.api_stub.middleware import ESCAPED
 from mlx_rq.api_stub.settings import ApiKeys, Settings, check_binding, read_keys
@@ -75,7 +75,7 @@ def _error(answer: httpx.Response) -> dict[str, Any]:
     ],
 )
 def test_error_shapes(
-    start_door: StartDoor,
+    start_server: StartServer,
     start_worker: StartWorker,
     method: str,
     path: str,
@@ -85,27 +85,27 @@ def test_error_shapes(
     code: str,
 ) -> None:
     start_worker()
-    answer = start_door().http.request(method, path, content=content, headers=headers)
+    answer = start_server().http.request(method, path, content=content, headers=headers)
     assert (answer.status_code, _error(answer)["code"]) == (status, code)
 
 
 def test_json_with_parameters_in_its_content_type(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     start_worker()
     headers = {"content-type": "Application/JSON; charset=utf-8"}
-    answer = door.http.post("/v1/jobs", content=b'{"prompt": "x"}', headers=headers)
+    answer = server.http.post("/v1/jobs", content=b'{"prompt": "x"}', headers=headers)
     assert answer.status_code == 202
 
 
-def test_fault_of_ours(door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_of_ours(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "the secret of the queue"
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError(secret)
 
     monkeypatch.setattr("mlx_rq.api_stub.routes.health.live_workers", fail)
-    answer = door.http.get("/v1/models")
+    answer = server.http.get("/v1/models")
     error = _error(answer)
     assert (answer.status_code, error["type"]) == (500, "server_error")
     assert answer.headers["x-request-id"] in error["message"]
@@ -113,64 +113,64 @@ def test_fault_of_ours(door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_redis(nobody_listens: str, tmp_path: Path) -> None:
-    with open_door(Settings(data_dir=tmp_path, redis_url=nobody_listens)) as door:
-        answer = door.http.post("/v1/jobs", json=CHAT)
+    with run_server(Settings(data_dir=tmp_path, redis_url=nobody_listens)) as server:
+        answer = server.http.post("/v1/jobs", json=CHAT)
         assert (answer.status_code, _error(answer)["code"]) == (503, "queue_unavailable")
         assert answer.headers["retry-after"] == "5"
-        health = door.http.get("/health")
+        health = server.http.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "no_redis")
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_body_limit(door: OpenDoor, announced: bool) -> None:
+def test_body_limit(server: RunningServer, announced: bool) -> None:
     too_much = b" " * (ESCAPED * DEFAULT_MAX_BODY + 1)
     content: Any = too_much if announced else iter([too_much[:100], too_much[100:]])
-    answer = door.http.post("/v1/jobs", content=content, headers=JSON)
+    answer = server.http.post("/v1/jobs", content=content, headers=JSON)
     assert (answer.status_code, _error(answer)["code"]) == (413, "request_too_large")
 
 
-def test_body_that_is_too_large_as_a_job(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_body_that_is_too_large_as_a_job(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
     body = {"prompt": "x" * DEFAULT_MAX_BODY}
-    answer = door.http.post("/v1/jobs", json=body)
+    answer = server.http.post("/v1/jobs", json=body)
     assert (answer.status_code, _error(answer)["code"]) == (413, "request_too_large")
 
 
 def test_body_limit_that_is_set(
-    monkeypatch: pytest.MonkeyPatch, door: OpenDoor, start_worker: StartWorker
+    monkeypatch: pytest.MonkeyPatch, server: RunningServer, start_worker: StartWorker
 ) -> None:
     start_worker()
     monkeypatch.setenv(MAX_BODY_VARIABLE, "1000")
-    answer = door.http.post("/v1/jobs", json={"prompt": "x" * 1000})
+    answer = server.http.post("/v1/jobs", json={"prompt": "x" * 1000})
     assert (answer.status_code, _error(answer)["message"]) == (
         413,
         "The body has 1,013 bytes; the limit is 1,000.",
     )
-    answer = door.http.post("/v1/jobs", json={"prompt": "x" * 2000})
+    answer = server.http.post("/v1/jobs", json={"prompt": "x" * 2000})
     assert (answer.status_code, _error(answer)["message"]) == (
         413,
         "The request has more than 2,000 bytes, which is the limit here.",
     )
 
 
-def test_keys(start_door: StartDoor, tmp_path: Path, start_worker: StartWorker) -> None:
+def test_keys(start_server: StartServer, tmp_path: Path, start_worker: StartWorker) -> None:
     start_worker()
     file = tmp_path / "keys"
     hashed = hashlib.sha256(b"second").hexdigest()
     file.write_text(f"# the team\nfirst\n\nsha256:{hashed}\n")
-    door = start_door(keys=read_keys(file))
+    server = start_server(keys=read_keys(file))
     for key in ("first", "second"):
-        assert door.client(api_key=key).models.list().data[0].id == "fake"
+        assert server.client(api_key=key).models.list().data[0].id == "fake"
     for key in ("third", f"sha256:{hashed}", hashed):
         with pytest.raises(openai.AuthenticationError) as caught:
-            door.client(api_key=key).models.list()
+            server.client(api_key=key).models.list()
         assert caught.value.code == "invalid_api_key"
     for headers in ({}, {"authorization": "Basic first"}, {"authorization": "Bearer"}):
-        answer = door.http.get("/v1/models", headers=headers)
+        answer = server.http.get("/v1/models", headers=headers)
         assert (answer.status_code, _error(answer)["code"]) == (401, "invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert door.http.get("/health").status_code == 200
-    assert door.http.get("/metrics").status_code == 401
+    assert server.http.get("/health").status_code == 200
+    assert server.http.get("/metrics").status_code == 401
 
 
 @pytest.mark.parametrize("text", ["", "# only this\n", "sha256:abc\n"])
@@ -196,39 +196,43 @@ def test_command_refuses_to_start_open_to_strangers() -> None:
     assert "--api-key-file" in ended.output
 
 
-def test_rate_limit_is_for_each_key(start_door: StartDoor) -> None:
-    door = start_door(keys=ApiKeys(["a", "b"]), requests_per_minute=3)
+def test_rate_limit_is_for_each_key(start_server: StartServer) -> None:
+    server = start_server(keys=ApiKeys(["a", "b"]), requests_per_minute=3)
     a, b = ({"authorization": f"Bearer {key}"} for key in "ab")
-    assert [door.http.get("/v1/models", headers=a).status_code for _ in range(4)] == [200] * 3 + [
+    assert [server.http.get("/v1/models", headers=a).status_code for _ in range(4)] == [200] * 3 + [
         429
     ]
-    refused = door.http.get("/v1/models", headers=a)
+    refused = server.http.get("/v1/models", headers=a)
     assert _error(refused)["code"] == "rate_limit_exceeded"
     assert 1 <= int(refused.headers["retry-after"]) <= 21
-    assert door.http.get("/v1/models", headers=b).status_code == 200
+    assert server.http.get("/v1/models", headers=b).status_code == 200
 
 
-def test_foreign_pages_have_no_use_of_an_open_door(door: OpenDoor, start_door: StartDoor) -> None:
+def test_foreign_pages_have_no_use_of_an_open_server(
+    server: RunningServer, start_server: StartServer
+) -> None:
     evil = {"origin": "https://evil.example"}
-    assert _error(door.http.get("/v1/models", headers=evil))["code"] == "origin_not_allowed"
-    rebound = door.http.get("/v1/models", headers={"host": "evil.example"})
+    assert _error(server.http.get("/v1/models", headers=evil))["code"] == "origin_not_allowed"
+    rebound = server.http.get("/v1/models", headers={"host": "evil.example"})
     assert (rebound.status_code, _error(rebound)["code"]) == (403, "host_not_allowed")
     for headers in ({"host": "["}, {"origin": "http://["}):
-        assert door.http.get("/v1/models", headers=headers).status_code == 403, headers
-    assert door.http.get("/v1/models", headers={"origin": door.url}).status_code == 200
+        assert server.http.get("/v1/models", headers=headers).status_code == 403, headers
+    assert server.http.get("/v1/models", headers={"origin": server.url}).status_code == 200
 
     friend = {"origin": "https://app.example"}
-    assert "access-control-allow-origin" not in door.http.get("/v1/models", headers=friend).headers
+    assert (
+        "access-control-allow-origin" not in server.http.get("/v1/models", headers=friend).headers
+    )
     asked = {**friend, "access-control-request-method": "POST"}
-    allowing = start_door(allowed_origins=("https://app.example",))
+    allowing = start_server(allowed_origins=("https://app.example",))
     preflight = allowing.http.options("/v1/jobs", headers=asked)
     assert preflight.headers["access-control-allow-origin"] == "https://app.example"
     assert allowing.http.get("/v1/models", headers=friend).status_code == 200
     assert allowing.http.get("/v1/models", headers=evil).status_code == 403
 
 
-def test_health_models_and_metrics(door: OpenDoor, start_worker: StartWorker) -> None:
-    assert door.http.get("/health").json() == {
+def test_health_models_and_metrics(server: RunningServer, start_worker: StartWorker) -> None:
+    assert server.http.get("/health").json() == {
         "status": "no_workers",
         "redis": True,
         "workers": 0,
@@ -236,15 +240,15 @@ def test_health_models_and_metrics(door: OpenDoor, start_worker: StartWorker) ->
         "in_progress": 0,
     }
     start_worker(served_names=["org/name"])
-    models = door.client().models.list().data
+    models = server.client().models.list().data
     assert [model.id for model in models] == ["fake", "org/name"]
-    assert door.client().models.retrieve("org/name").owned_by == "local"
+    assert server.client().models.retrieve("org/name").owned_by == "local"
     assert abs(models[0].created - 1e9) > 1e8  # a real time
-    assert door.client().models.retrieve("default").id == "default"
-    job_id = door.http.post("/v1/jobs", json=CHAT).json()["id"]
-    door.http.get(f"/v1/jobs/{job_id}?wait=20")
-    assert door.http.get("/health").json()["status"] == "ok"
-    text = door.http.get("/metrics").text
+    assert server.client().models.retrieve("default").id == "default"
+    job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
+    server.http.get(f"/v1/jobs/{job_id}?wait=20")
+    assert server.http.get("/health").json()["status"] == "ok"
+    text = server.http.get("/metrics").text
     assert 'mlx_rq_http_requests_total{method="POST",path="/v1/jobs",status="202"} 1\n' in text
     jobs = 'mlx_rq_jobs{model="default",priority="default",status="completed"} 1\n'
     assert jobs in text

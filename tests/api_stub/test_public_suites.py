@@ -1,4 +1,4 @@
-"""Public suites against the door: llm-comply for shapes, schemathesis for what is sent."""
+"""Public suites against the server: llm-comply for shapes, schemathesis for what is sent."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from llm_comply.result import TestStatus as Status
 from llm_comply.runner import TestRunner as Runner
 from llm_comply.schema import SpecLoader
 from llm_comply.tests import get_tests
-from servers import OpenDoor, answer_any
+from servers import RunningServer, answer_any
 
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.openai.responses import ResponsesRequest
@@ -56,7 +56,7 @@ def _answer(task: Task) -> dict[str, Any]:
     [("openai-chat", "openai_chat.json"), ("open-responses", "openresponses.json")],
 )
 def test_llm_comply(
-    door: OpenDoor,
+    server: RunningServer,
     start_worker: StartWorker,
     suite: str,
     specification: str,
@@ -64,7 +64,7 @@ def test_llm_comply(
     start_worker(FakeEngine(answer_with=_answer))
     cases = [case for case in get_tests(suite) if case.id not in OUT_OF_SCOPE[suite]]
     runner = Runner(
-        ComplianceConfig(base_url=f"{door.url}/v1", api_key="none", model="fake"),
+        ComplianceConfig(base_url=f"{server.url}/v1", api_key="none", model="fake"),
         cases,
         SpecLoader(str(files("llm_comply") / "specs" / specification)),
     )
@@ -73,13 +73,13 @@ def test_llm_comply(
     assert found.passed == len(cases) - 1  # that with a summary of reasoning is skipped
 
 
-def test_schemathesis(door: OpenDoor, start_worker: StartWorker) -> None:
-    """Requests made from the door's own description never make it fail."""
+def test_schemathesis(server: RunningServer, start_worker: StartWorker) -> None:
+    """Requests made from the server's own description never make it fail."""
     start_worker(FakeEngine(answer_with=answer_any))
     checks = "not_a_server_error,content_type_conformance,response_headers_conformance"
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "schemathesis.cli", "run", f"{door.url}/openapi.json"),
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *("--phases", "examples,fuzzing", "--max-examples", "4", "--seed", "7"),
             *("--checks", checks, "--request-timeout", "10", "--generation-database", "none"),
         ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, StartWorker
 from redis import Redis
-from servers import OpenDoor, StartDoor
+from servers import RunningServer, StartServer
 
 from mlx_rq.api_stub.settings import ApiKeys
 from mlx_rq.jobs.client.job import Job
@@ -29,72 +29,74 @@ def engine(start_worker: StartWorker) -> FakeEngine:
 
 
 @pytest.fixture
-def door(start_door: StartDoor, engine: FakeEngine) -> OpenDoor:
-    return start_door(keys=ApiKeys(["a", "b"]), jobs_per_key=3)
+def server(start_server: StartServer, engine: FakeEngine) -> RunningServer:
+    return start_server(keys=ApiKeys(["a", "b"]), jobs_per_key=3)
 
 
-def ask(door: OpenDoor, key: str, **more: Any) -> Any:
+def ask(server: RunningServer, key: str, **more: Any) -> Any:
     headers = {"authorization": f"Bearer {key}", **more}
-    return door.http.post("/v1/jobs", json=CHAT, headers=headers)
+    return server.http.post("/v1/jobs", json=CHAT, headers=headers)
 
 
-def statuses(door: OpenDoor, key: str, count: int) -> list[int]:
-    return [ask(door, key).status_code for _ in range(count)]
+def statuses(server: RunningServer, key: str, count: int) -> list[int]:
+    return [ask(server, key).status_code for _ in range(count)]
 
 
-def test_every_key_has_its_places(door: OpenDoor, engine: FakeEngine) -> None:
-    assert statuses(door, "a", 4) == [202] * 3 + [429]
-    refused = ask(door, "a")
+def test_every_key_has_its_places(server: RunningServer, engine: FakeEngine) -> None:
+    assert statuses(server, "a", 4) == [202] * 3 + [429]
+    refused = ask(server, "a")
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert "3 jobs of this key" in refused.json()["error"]["message"]
     assert 1 <= int(refused.headers["retry-after"]) <= 120
-    assert statuses(door, "b", 1) == [202]
+    assert statuses(server, "b", 1) == [202]
     assert len(engine.wait_for_tasks(4)) == 4
 
 
-def test_a_job_that_ended_gives_its_place_back(door: OpenDoor, engine: FakeEngine) -> None:
-    job_ids = [ask(door, "a").json()["id"] for _ in range(3)]
+def test_a_job_that_ended_gives_its_place_back(server: RunningServer, engine: FakeEngine) -> None:
+    job_ids = [ask(server, "a").json()["id"] for _ in range(3)]
     engine.wait_for_tasks(3)
     engine.release(job_ids[1])
     Job(job_ids[1]).result(timeout=10)
     Job(job_ids[2]).cancel()
-    assert statuses(door, "a", 3) == [202, 202, 429]
+    assert statuses(server, "a", 3) == [202, 202, 429]
 
 
-def test_a_request_that_is_refused_takes_no_place(door: OpenDoor, connection: Redis) -> None:
+def test_a_request_that_is_refused_takes_no_place(server: RunningServer, connection: Redis) -> None:
     headers = {"authorization": "Bearer a"}
     wrong = {**CHAT, "temperature": 200}
     for _ in range(5):
-        assert door.http.post("/v1/jobs", json=wrong, headers=headers).status_code == 400
-    assert statuses(door, "a", 4) == [202] * 3 + [429]
+        assert server.http.post("/v1/jobs", json=wrong, headers=headers).status_code == 400
+    assert statuses(server, "a", 4) == [202] * 3 + [429]
     (name,) = connection.keys("mlx-rq:owned:*")
     assert connection.zcard(name) == 3
     assert 0 < int(connection.ttl(name)) <= 30 * 24 * 3600
 
 
-def test_the_same_job_again_takes_one_place(door: OpenDoor) -> None:
-    again = [ask(door, "a", **{"idempotency-key": "k"}).status_code for _ in range(5)]
+def test_the_same_job_again_takes_one_place(server: RunningServer) -> None:
+    again = [ask(server, "a", **{"idempotency-key": "k"}).status_code for _ in range(5)]
     assert again == [202] * 5
-    assert statuses(door, "a", 3) == [202, 202, 429]
+    assert statuses(server, "a", 3) == [202, 202, 429]
 
 
-def test_requests_that_come_together_do_not_pass_together(door: OpenDoor) -> None:
+def test_requests_that_come_together_do_not_pass_together(server: RunningServer) -> None:
     with ThreadPoolExecutor(12) as threads:
-        answers = list(threads.map(lambda _: ask(door, "a").status_code, range(24)))
+        answers = list(threads.map(lambda _: ask(server, "a").status_code, range(24)))
     assert answers.count(202) <= 3
     assert set(answers) == {202, 429}
 
 
-def test_a_place_that_a_dead_door_took_is_free_again(door: OpenDoor, connection: Redis) -> None:
-    assert statuses(door, "a", 1) == [202]
+def test_a_place_that_a_dead_server_took_is_free_again(
+    server: RunningServer, connection: Redis
+) -> None:
+    assert statuses(server, "a", 1) == [202]
     (name,) = connection.keys("mlx-rq:owned:*")
     connection.zadd(name, {"new:old": time.time() - 61, "new:recent": time.time()})
-    assert statuses(door, "a", 2) == [202, 429]
+    assert statuses(server, "a", 2) == [202, 429]
 
 
 def test_without_keys_the_limit_is_for_all(
-    start_door: StartDoor, engine: FakeEngine, connection: Redis
+    start_server: StartServer, engine: FakeEngine, connection: Redis
 ) -> None:
-    door = start_door(jobs_per_key=1)
-    assert [door.http.post("/v1/jobs", json=CHAT).status_code for _ in range(2)] == [202, 429]
+    server = start_server(jobs_per_key=1)
+    assert [server.http.post("/v1/jobs", json=CHAT).status_code for _ in range(2)] == [202, 429]
     assert connection.zcard(keys.owned("anyone")) == 1

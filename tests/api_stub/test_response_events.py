@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine, StartWorker, eventually, failure
 from pydantic import BaseModel
 from redis import Redis
-from servers import OpenDoor, StartDoor, answer_any
+from servers import RunningServer, StartServer, answer_any
 
 from mlx_rq.engine.interface import Partial, Task
 from mlx_rq.jobs.client.job import fetch
@@ -94,13 +94,13 @@ def kinds(events: list[Any]) -> list[str]:
     return [event.type.removeprefix("response.") for event in events]
 
 
-def read(door: OpenDoor, **body: Any) -> list[Any]:
-    create: Any = door.client().responses.create
+def read(server: RunningServer, **body: Any) -> list[Any]:
+    create: Any = server.client().responses.create
     return list(create(model="fake", input="Hello", stream=True, **body))
 
 
-def test_text_comes_as_it_is_generated(door: OpenDoor, engine: FakeEngine) -> None:
-    with door.client().responses.create(model="fake", input="Hello", stream=True) as stream:
+def test_text_comes_as_it_is_generated(server: RunningServer, engine: FakeEngine) -> None:
+    with server.client().responses.create(model="fake", input="Hello", stream=True) as stream:
         (job_id,) = engine.wait_for_tasks(1)
         whole = f"response for {job_id}"
         events = iter(stream)
@@ -133,13 +133,13 @@ def test_text_comes_as_it_is_generated(door: OpenDoor, engine: FakeEngine) -> No
     assert completed.output_text == whole
     assert completed.usage.total_tokens == 5
     assert assembled(whole_stream) == [item.to_dict() for item in completed.output]
-    assert door.client().responses.retrieve(completed.id) == completed
+    assert server.client().responses.retrieve(completed.id) == completed
 
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("summary", [True, False])
 def test_reasoning_text_and_calls_are_items_of_their_own(
-    door: OpenDoor, engine: FakeEngine, published: bool, summary: bool
+    server: RunningServer, engine: FakeEngine, published: bool, summary: bool
 ) -> None:
     thought = reasoning("Hm. So.")
     more: dict[str, Any] = {}
@@ -150,9 +150,9 @@ def test_reasoning_text_and_calls_are_items_of_their_own(
     engine.answer_with = response_with(*items)
     if not published:
         engine.release()
-        events = read(door, **more)
+        events = read(server, **more)
     else:
-        create: Any = door.client().responses.create
+        create: Any = server.client().responses.create
         with create(model="fake", input="Hello", stream=True, **more) as stream:
             (job_id,) = engine.wait_for_tasks(1)
             events = [next(stream), next(stream)]
@@ -173,10 +173,10 @@ def test_reasoning_text_and_calls_are_items_of_their_own(
     assert kinds(events)[-1] == "completed"
 
 
-def test_an_answer_that_is_cut_off_is_incomplete(door: OpenDoor, engine: FakeEngine) -> None:
+def test_an_answer_that_is_cut_off_is_incomplete(server: RunningServer, engine: FakeEngine) -> None:
     engine.answer_with = response_with(message("Half an", "incomplete"), status="incomplete")
     engine.release()
-    events = read(door)
+    events = read(server)
     assert kinds(events)[-1] == "incomplete"
     assert events[-1].response.incomplete_details.reason == "max_output_tokens"
     assert assembled(events)[0]["status"] == "incomplete"
@@ -186,36 +186,38 @@ class Person(BaseModel):
     name: str
 
 
-async def _streamed(door: OpenDoor) -> Any:
+async def _streamed(server: RunningServer) -> Any:
     async with (
-        door.async_client() as client,
+        server.async_client() as client,
         client.responses.stream(model="fake", input="Hello", text_format=Person) as stream,
     ):
         texts = [event.snapshot async for event in stream if event.type.endswith("text.delta")]
         return texts, await stream.get_final_response()
 
 
-def test_the_stream_helper_of_the_client_parses(door: OpenDoor, engine: FakeEngine) -> None:
+def test_the_stream_helper_of_the_client_parses(server: RunningServer, engine: FakeEngine) -> None:
 
     engine.answer_with = response_with(message('{"name": "Ann"}'))
     engine.release()
-    with door.client().responses.stream(model="fake", input="Hello", text_format=Person) as stream:
+    with server.client().responses.stream(
+        model="fake", input="Hello", text_format=Person
+    ) as stream:
         final = stream.get_final_response()
     assert final.output_parsed == Person(name="Ann")
-    texts, final = asyncio.run(_streamed(door))
+    texts, final = asyncio.run(_streamed(server))
     assert texts == ['{"name": "Ann"}']
     assert final.output_parsed == Person(name="Ann")
 
 
-def test_failure_at_once_has_its_status(door: OpenDoor, engine: FakeEngine) -> None:
+def test_failure_at_once_has_its_status(server: RunningServer, engine: FakeEngine) -> None:
     engine.refuse = lambda task: failure("context_length_exceeded", "Too long.")
     with pytest.raises(openai.BadRequestError) as caught:
-        read(door)
+        read(server)
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_failure_in_the_middle(door: OpenDoor, engine: FakeEngine) -> None:
-    with door.client().responses.create(model="fake", input="Hello", stream=True) as stream:
+def test_failure_in_the_middle(server: RunningServer, engine: FakeEngine) -> None:
+    with server.client().responses.create(model="fake", input="Hello", stream=True) as stream:
         (job_id,) = engine.wait_for_tasks(1)
         engine.say(job_id, Partial(0, "", "resp"))
         events = [next(stream) for _ in range(5)]
@@ -229,10 +231,10 @@ def test_failure_in_the_middle(door: OpenDoor, engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("where", ["on the way", "at the end", "in what was done"])
 def test_an_attempt_that_says_something_else(
-    door: OpenDoor, engine: FakeEngine, connection: Redis, where: str
+    server: RunningServer, engine: FakeEngine, connection: Redis, where: str
 ) -> None:
     engine.answer_with = response_with(reasoning("Hm. Hm."), message("Other"))
-    with door.client().responses.create(model="fake", input="Hello", stream=True) as stream:
+    with server.client().responses.create(model="fake", input="Hello", stream=True) as stream:
         (job_id,) = engine.wait_for_tasks(1)
         told = [Delta(0, "reasoning", 0, "Hm."), Delta(0, "content", 0, "One")]
         if where == "in what was done":
@@ -248,10 +250,10 @@ def test_an_attempt_that_says_something_else(
 
 
 def test_client_that_hangs_up_cancels_unless_in_the_background(
-    door: OpenDoor, start_door: StartDoor, engine: FakeEngine
+    server: RunningServer, start_server: StartServer, engine: FakeEngine
 ) -> None:
     for background in (False, True):
-        create: Any = door.client().responses.create
+        create: Any = server.client().responses.create
         with create(model="fake", input="Hello", stream=True, background=background) as stream:
             job_id = engine.wait_for_tasks(1 + background)[-1]
             next(stream)
@@ -270,8 +272,8 @@ def test_client_that_hangs_up_cancels_unless_in_the_background(
     ],
 )
 def test_wrong_wishes(
-    door: OpenDoor, engine: FakeEngine, fields: Any, param: str, code: str
+    server: RunningServer, engine: FakeEngine, fields: Any, param: str, code: str
 ) -> None:
-    answer = door.http.post("/v1/responses", json={"model": "fake", "input": "x", **fields})
+    answer = server.http.post("/v1/responses", json={"model": "fake", "input": "x", **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)

@@ -8,7 +8,7 @@ import openai
 import pytest
 from fakes import FakeEngine, StartWorker
 from redis import Redis
-from servers import OpenDoor, answer_any
+from servers import RunningServer, answer_any
 
 from mlx_rq.engine.interface import Partial
 from mlx_rq.jobs.client.job import fetch
@@ -24,20 +24,20 @@ def engine(start_worker: StartWorker) -> FakeEngine:
     return engine
 
 
-def begin(door: OpenDoor, **body: Any) -> Iterator[Any]:
-    create: Any = door.client().responses.create
+def begin(server: RunningServer, **body: Any) -> Iterator[Any]:
+    create: Any = server.client().responses.create
     return iter(create(model="fake", input="Hello", stream=True, background=True, **body))
 
 
-def again(door: OpenDoor, job_id: str, **query: Any) -> list[Any]:
-    retrieve: Any = door.client().responses.retrieve
+def again(server: RunningServer, job_id: str, **query: Any) -> list[Any]:
+    retrieve: Any = server.client().responses.retrieve
     return list(retrieve(response_id(job_id), stream=True, **query))
 
 
 def test_events_are_the_same_again_from_any_number(
-    door: OpenDoor, engine: FakeEngine, connection: Redis
+    server: RunningServer, engine: FakeEngine, connection: Redis
 ) -> None:
-    events = begin(door)
+    events = begin(server)
     (job_id,) = engine.wait_for_tasks(1)
     first = [next(events), next(events)]
     engine.say(job_id, Partial(0, "", "response"))
@@ -52,19 +52,19 @@ def test_events_are_the_same_again_from_any_number(
     assert numbers == list(range(len(first)))
     assert first[-1].type == "response.completed"
     assert first[5].delta + first[6].delta == f" for {job_id[:5]}"
-    assert again(door, job_id) == first
+    assert again(server, job_id) == first
     for seen in numbers:
-        assert again(door, job_id, starting_after=seen) == first[seen + 1 :]
+        assert again(server, job_id, starting_after=seen) == first[seen + 1 :]
 
 
 def test_text_that_was_not_read_before_the_end_comes_entry_by_entry(
-    door: OpenDoor, engine: FakeEngine, connection: Redis, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, engine: FakeEngine, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(_: object) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr("mlx_rq.jobs.queue.stream._Reader._read", nothing)
-    events = begin(door)
+    events = begin(server)
     (job_id,) = engine.wait_for_tasks(1)
     next(events)
     publish(connection, job_id, [Delta(0, "content", at, "resp"[at]) for at in range(4)])
@@ -73,12 +73,12 @@ def test_text_that_was_not_read_before_the_end_comes_entry_by_entry(
     assert texts == ["r", "e", "s", "p", f"onse for {job_id}"]
 
 
-def test_a_client_goes_on_while_it_is_generated(door: OpenDoor, engine: FakeEngine) -> None:
-    events = begin(door)
+def test_a_client_goes_on_while_it_is_generated(server: RunningServer, engine: FakeEngine) -> None:
+    events = begin(server)
     (job_id,) = engine.wait_for_tasks(1)
     engine.say(job_id, Partial(0, "", "response"))
     seen = [next(events) for _ in range(5)]
-    retrieve: Any = door.client().responses.retrieve
+    retrieve: Any = server.client().responses.retrieve
     with retrieve(response_id(job_id), stream=True, starting_after=3) as stream:
         assert next(stream) == seen[4]
         engine.say(job_id, Partial(0, "", "response for"))
@@ -86,24 +86,24 @@ def test_a_client_goes_on_while_it_is_generated(door: OpenDoor, engine: FakeEngi
     # Who goes away from a second look takes nothing with it.
     assert fetch(job_id).status() == "in_progress"
     engine.release()
-    assert again(door, job_id)[-1].response.output_text == f"response for {job_id}"
+    assert again(server, job_id)[-1].response.output_text == f"response for {job_id}"
 
 
-def test_one_that_failed_ends_with_its_failure(door: OpenDoor, engine: FakeEngine) -> None:
-    events = begin(door)
+def test_one_that_failed_ends_with_its_failure(server: RunningServer, engine: FakeEngine) -> None:
+    events = begin(server)
     (job_id,) = engine.wait_for_tasks(1)
     next(events)
     fetch(job_id).cancel()
     list(events)
-    last = again(door, job_id)[-1]
+    last = again(server, job_id)[-1]
     assert last.type == "response.failed"
     assert last.response.error.message == "The job was cancelled."
 
 
 def test_text_that_is_forgotten_comes_in_one_piece(
-    door: OpenDoor, engine: FakeEngine, connection: Redis
+    server: RunningServer, engine: FakeEngine, connection: Redis
 ) -> None:
-    events = begin(door)
+    events = begin(server)
     (job_id,) = engine.wait_for_tasks(1)
     engine.say(job_id, Partial(0, "", "resp"))
     for _ in range(5):
@@ -112,9 +112,9 @@ def test_text_that_is_forgotten_comes_in_one_piece(
     list(events)
     connection.delete(keys.stream(job_id))
 
-    assert again(door, job_id)[-1].response.output_text == f"response for {job_id}"
+    assert again(server, job_id)[-1].response.output_text == f"response for {job_id}"
     with pytest.raises(openai.BadRequestError) as caught:
-        again(door, job_id, starting_after=4)
+        again(server, job_id, starting_after=4)
     assert caught.value.param == "starting_after"
 
 
@@ -130,15 +130,15 @@ def test_text_that_is_forgotten_comes_in_one_piece(
     ],
 )
 def test_wrong_wishes(
-    door: OpenDoor, engine: FakeEngine, query: str, param: str, code: str
+    server: RunningServer, engine: FakeEngine, query: str, param: str, code: str
 ) -> None:
     engine.release()
-    made = door.client().responses.create(model="fake", input="Hello")
-    answer = door.http.get(f"/v1/responses/{made.id}?{query}")
+    made = server.client().responses.create(model="fake", input="Hello")
+    answer = server.http.get(f"/v1/responses/{made.id}?{query}")
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-def test_streaming_what_is_not_there(door: OpenDoor, engine: FakeEngine) -> None:
+def test_streaming_what_is_not_there(server: RunningServer, engine: FakeEngine) -> None:
     with pytest.raises(openai.NotFoundError):
-        again(door, "0" * 32)
+        again(server, "0" * 32)

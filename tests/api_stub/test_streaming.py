@@ -10,7 +10,7 @@ import openai
 import pytest
 from fakes import FakeEngine, StartWorker, answer, eventually, failure
 from redis import Redis
-from servers import OpenDoor
+from servers import RunningServer
 
 from mlx_rq.engine.interface import Partial
 from mlx_rq.jobs.client.job import fetch
@@ -34,9 +34,9 @@ def engine(start_worker: StartWorker) -> FakeEngine:
 
 
 def test_text_comes_as_it_is_published(
-    door: OpenDoor, engine: FakeEngine, connection: Redis
+    server: RunningServer, engine: FakeEngine, connection: Redis
 ) -> None:
-    with door.client().chat.completions.create(
+    with server.client().chat.completions.create(
         model="fake", messages=HELLO, stream=True, stream_options={"include_usage": True}
     ) as stream:
         (job_id,) = engine.wait_for_tasks(1)
@@ -60,30 +60,30 @@ def test_text_comes_as_it_is_published(
     assert 0 < int(connection.ttl(f"mlx-rq:stream:{job_id}")) <= 600
 
 
-def _read(door: OpenDoor, **body: Any) -> list[Any]:
+def _read(server: RunningServer, **body: Any) -> list[Any]:
     return list(
-        door.client().chat.completions.create(model="fake", messages=HELLO, stream=True, **body)
+        server.client().chat.completions.create(model="fake", messages=HELLO, stream=True, **body)
     )
 
 
-def test_answer_is_whole_where_nobody_publishes(door: OpenDoor, engine: FakeEngine) -> None:
+def test_answer_is_whole_where_nobody_publishes(server: RunningServer, engine: FakeEngine) -> None:
     engine.release()
-    chunks = _read(door)
+    chunks = _read(server)
     (job_id,) = engine.wait_for_tasks(1)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == f"chat for {job_id}"
     assert chunks[-1].choices[0].finish_reason == "stop"
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_completion(door: OpenDoor, engine: FakeEngine) -> None:
+def test_completion(server: RunningServer, engine: FakeEngine) -> None:
     engine.release()
-    chunks = list(door.client().completions.create(model="fake", prompt="x", stream=True))
+    chunks = list(server.client().completions.create(model="fake", prompt="x", stream=True))
     (job_id,) = engine.wait_for_tasks(1)
     assert "".join(chunk.choices[0].text for chunk in chunks) == f"text for {job_id}"
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_tool_calls_and_reasoning(door: OpenDoor, engine: FakeEngine) -> None:
+def test_tool_calls_and_reasoning(server: RunningServer, engine: FakeEngine) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
     def with_call(task: Any) -> Any:
@@ -99,24 +99,26 @@ def test_tool_calls_and_reasoning(door: OpenDoor, engine: FakeEngine) -> None:
 
     engine.answer_with = with_call
     engine.release()
-    chunks = _read(door)
+    chunks = _read(server)
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert [getattr(delta, "reasoning", None) for delta in deltas] == [None, "Hm.", None, None]
     assert deltas[2].tool_calls[0].function.name == "f"
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_failure_at_once_has_its_status(door: OpenDoor, engine: FakeEngine) -> None:
+def test_failure_at_once_has_its_status(server: RunningServer, engine: FakeEngine) -> None:
     engine.refuse = lambda task: failure("context_length_exceeded", "Too long.")
     with pytest.raises(openai.BadRequestError) as caught:
-        _read(door)
+        _read(server)
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_failure_in_the_middle_is_an_event(
-    door: OpenDoor, engine: FakeEngine, connection: Redis
+    server: RunningServer, engine: FakeEngine, connection: Redis
 ) -> None:
-    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+    with server.client().chat.completions.create(
+        model="fake", messages=HELLO, stream=True
+    ) as stream:
         (job_id,) = engine.wait_for_tasks(1)
         publish(connection, job_id, [Delta(0, "content", 0, "chat")])
         next(iter(stream))
@@ -125,9 +127,11 @@ def test_failure_in_the_middle_is_an_event(
             list(stream)
 
 
-def test_attempt_that_starts_over(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
+def test_attempt_that_starts_over(
+    server: RunningServer, engine: FakeEngine, connection: Redis
+) -> None:
     for again, ends_well in (("chat fo", True), ("shouts ", False)):
-        with door.client().chat.completions.create(
+        with server.client().chat.completions.create(
             model="fake", messages=HELLO, stream=True
         ) as stream:
             job_id = engine.wait_for_tasks(1 if ends_well else 2)[-1]
@@ -143,9 +147,9 @@ def test_attempt_that_starts_over(door: OpenDoor, engine: FakeEngine, connection
             assert text == f"chat for {job_id}"
 
 
-def test_client_that_hangs_up(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
+def test_client_that_hangs_up(server: RunningServer, engine: FakeEngine, connection: Redis) -> None:
     body = {"model": "fake", "messages": HELLO, "stream": True}
-    with httpx.stream("POST", f"{door.url}/v1/chat/completions", json=body, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=20) as answer:
         (job_id,) = engine.wait_for_tasks(1)
         publish(connection, job_id, [Delta(0, "content", 0, "chat")])
         next(answer.iter_text())
@@ -153,8 +157,8 @@ def test_client_that_hangs_up(door: OpenDoor, engine: FakeEngine, connection: Re
     engine.wait_until(lambda engine: engine.cancelled == [job_id])
 
 
-def test_what_the_engine_says_is_streamed(door: OpenDoor, engine: FakeEngine) -> None:
-    with door.client().chat.completions.create(
+def test_what_the_engine_says_is_streamed(server: RunningServer, engine: FakeEngine) -> None:
+    with server.client().chat.completions.create(
         model="fake", messages=HELLO, n=1, stream=True
     ) as stream:
         (job_id,) = engine.wait_for_tasks(1)
@@ -169,9 +173,11 @@ def test_what_the_engine_says_is_streamed(door: OpenDoor, engine: FakeEngine) ->
 
 
 def test_result_that_is_not_what_was_sent(
-    door: OpenDoor, engine: FakeEngine, connection: Redis
+    server: RunningServer, engine: FakeEngine, connection: Redis
 ) -> None:
-    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+    with server.client().chat.completions.create(
+        model="fake", messages=HELLO, stream=True
+    ) as stream:
         (job_id,) = engine.wait_for_tasks(1)
         publish(connection, job_id, [Delta(0, "content", 0, "shouts")])
         next(iter(stream))
@@ -182,11 +188,13 @@ def test_result_that_is_not_what_was_sent(
 
 @pytest.mark.parametrize("same", [True, False])
 def test_worker_that_stops_in_the_middle(
-    door: OpenDoor, start_worker: StartWorker, same: bool
+    server: RunningServer, start_worker: StartWorker, same: bool
 ) -> None:
     first, second = FakeEngine(hold=True), FakeEngine(hold=True)
     worker = start_worker(first)
-    with door.client().chat.completions.create(model="fake", messages=HELLO, stream=True) as stream:
+    with server.client().chat.completions.create(
+        model="fake", messages=HELLO, stream=True
+    ) as stream:
         (job_id,) = first.wait_for_tasks(1)
         chunks = iter(stream)
         first.say(job_id, Partial(0, "", "chat fo"))
@@ -207,8 +215,10 @@ def test_worker_that_stops_in_the_middle(
             second.wait_until(lambda engine: engine.cancelled == [job_id])
 
 
-def test_two_follow_the_same_job(door: OpenDoor, engine: FakeEngine, connection: Redis) -> None:
-    create = door.client().chat.completions.create
+def test_two_follow_the_same_job(
+    server: RunningServer, engine: FakeEngine, connection: Redis
+) -> None:
+    create = server.client().chat.completions.create
     options: Any = {"extra_headers": {"idempotency-key": "k"}, "stream": True}
     texts: list[str] = []
 
@@ -240,8 +250,8 @@ def test_two_follow_the_same_job(door: OpenDoor, engine: FakeEngine, connection:
     ],
 )
 def test_wrong_wishes(
-    door: OpenDoor, engine: FakeEngine, fields: Any, param: str, code: str
+    server: RunningServer, engine: FakeEngine, fields: Any, param: str, code: str
 ) -> None:
-    answer = door.http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
+    answer = server.http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from fakes import PATIENCE, FakeEngine, StartWorker, eventually, failure, free_port
 from redis import Redis
-from servers import OpenDoor, StartDoor
+from servers import RunningServer, StartServer
 
 from mlx_rq import submit
 from mlx_rq.api_stub.http_post import PostFailed, post
@@ -87,13 +87,13 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sending(start_door: StartDoor) -> OpenDoor:
-    """A door that sends webhooks, also to this machine."""
-    return start_door(webhook_secrets=(SECRET,), webhook_networks=LOOPBACK)
+def sending(start_server: StartServer) -> RunningServer:
+    """A server that sends webhooks, also to this machine."""
+    return start_server(webhook_secrets=(SECRET,), webhook_networks=LOOPBACK)
 
 
-def ask(door: OpenDoor, url: str) -> Any:
-    return door.http.post("/v1/jobs", json=CHAT, params={"webhook": url})
+def ask(server: RunningServer, url: str) -> Any:
+    return server.http.post("/v1/jobs", json=CHAT, params={"webhook": url})
 
 
 def nothing_left(connection: Redis) -> None:
@@ -101,7 +101,7 @@ def nothing_left(connection: Redis) -> None:
 
 
 def test_a_receiver_is_told_how_its_job_ended(
-    sending: OpenDoor, receiver: Receiver, start_worker: StartWorker, connection: Redis
+    sending: RunningServer, receiver: Receiver, start_worker: StartWorker, connection: Redis
 ) -> None:
     start_worker()
     job_id = ask(sending, receiver.url).json()["id"]
@@ -125,7 +125,7 @@ def test_a_receiver_is_told_how_its_job_ended(
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
 def test_other_ends_are_told_too(
-    sending: OpenDoor, receiver: Receiver, start_worker: StartWorker, end: str
+    sending: RunningServer, receiver: Receiver, start_worker: StartWorker, end: str
 ) -> None:
     engine = FakeEngine(hold=True, answer_with=lambda task: failure("broken"))
     start_worker(engine)
@@ -142,7 +142,7 @@ def test_other_ends_are_told_too(
 
 
 def test_jobs_without_a_webhook_are_not_listed(
-    sending: OpenDoor, start_worker: StartWorker, connection: Redis
+    sending: RunningServer, start_worker: StartWorker, connection: Redis
 ) -> None:
     start_worker()
     job = submit(CHAT)
@@ -151,7 +151,7 @@ def test_jobs_without_a_webhook_are_not_listed(
 
 
 def test_a_producer_in_python_may_name_one(
-    sending: OpenDoor, receiver: Receiver, start_worker: StartWorker
+    sending: RunningServer, receiver: Receiver, start_worker: StartWorker
 ) -> None:
     start_worker()
     job = submit(CHAT, webhook=receiver.url)
@@ -162,7 +162,7 @@ def test_a_producer_in_python_may_name_one(
 
 
 def test_what_was_not_taken_is_sent_again(
-    sending: OpenDoor,
+    sending: RunningServer,
     receiver: Receiver,
     start_worker: StartWorker,
     connection: Redis,
@@ -180,7 +180,7 @@ def test_what_was_not_taken_is_sent_again(
 
 
 def test_it_is_given_up_in_the_end(
-    sending: OpenDoor,
+    sending: RunningServer,
     receiver: Receiver,
     start_worker: StartWorker,
     connection: Redis,
@@ -196,7 +196,7 @@ def test_it_is_given_up_in_the_end(
 
 
 def test_the_next_try_comes_later_and_later(
-    sending: OpenDoor, receiver: Receiver, start_worker: StartWorker, connection: Redis
+    sending: RunningServer, receiver: Receiver, start_worker: StartWorker, connection: Redis
 ) -> None:
     receiver.statuses = [500]
     start_worker()
@@ -209,7 +209,7 @@ def test_the_next_try_comes_later_and_later(
 
 
 def test_a_receiver_that_wants_no_more_gets_no_more(
-    sending: OpenDoor, receiver: Receiver, start_worker: StartWorker, connection: Redis
+    sending: RunningServer, receiver: Receiver, start_worker: StartWorker, connection: Redis
 ) -> None:
     receiver.statuses = [410]
     start_worker()
@@ -219,24 +219,24 @@ def test_a_receiver_that_wants_no_more_gets_no_more(
     assert len(receiver.requests) == 1
 
 
-def test_a_job_that_ends_while_no_door_is_open_is_told_later(
-    start_door: StartDoor, receiver: Receiver, start_worker: StartWorker, redis_url: str
+def test_a_job_that_ends_while_no_server_is_open_is_told_later(
+    start_server: StartServer, receiver: Receiver, start_worker: StartWorker, redis_url: str
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
     options = {"webhook_secrets": (SECRET,), "webhook_networks": LOOPBACK}
-    first = start_door(**options)
+    first = start_server(**options)
     job_id = ask(first, receiver.url).json()["id"]
     first.server.handle_exit(15, None)
     engine.release()
     submit(CHAT).result(timeout=10)
-    start_door(**options)
+    start_server(**options)
     ((_, headers, _),) = receiver.wait_for(1)
     assert headers["webhook-id"] == f"evt_{job_id}"
 
 
-def test_what_a_door_had_taken_when_it_died_is_taken_again(
-    start_door: StartDoor,
+def test_what_a_server_had_taken_when_it_died_is_taken_again(
+    start_server: StartServer,
     receiver: Receiver,
     start_worker: StartWorker,
     connection: Redis,
@@ -249,21 +249,21 @@ def test_what_a_door_had_taken_when_it_died_is_taken_again(
     connection.zadd(keys.WEBHOOKS, {job.id: long_ago})
     assert [one.job_id for one in claim_due(connection, 5, long_ago)] == [job.id]
     assert claim_due(connection, 5, long_ago + 58) == []
-    start_door(webhook_secrets=(SECRET,), webhook_networks=LOOPBACK)
+    start_server(webhook_secrets=(SECRET,), webhook_networks=LOOPBACK)
     receiver.wait_for(1)
     nothing_left(connection)
 
 
 def test_a_job_that_is_forgotten_meanwhile(
-    sending: OpenDoor, start_worker: StartWorker, connection: Redis
+    sending: RunningServer, start_worker: StartWorker, connection: Redis
 ) -> None:
     connection.zadd(keys.WEBHOOKS, {"0" * 32: 0})
     nothing_left(connection)
 
 
-def test_off_unless_it_is_enabled(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_off_unless_it_is_enabled(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    refused = ask(door, "https://example.org")
+    refused = ask(server, "https://example.org")
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "webhook")
     assert "--webhook-secret-file" in error["message"]
@@ -279,9 +279,11 @@ def test_off_unless_it_is_enabled(door: OpenDoor, start_worker: StartWorker) -> 
         "https://example.org/" + "x" * 2048,
     ],
 )
-def test_urls_that_are_refused(start_door: StartDoor, start_worker: StartWorker, url: str) -> None:
+def test_urls_that_are_refused(
+    start_server: StartServer, start_worker: StartWorker, url: str
+) -> None:
     start_worker()
-    refused = ask(start_door(webhook_secrets=(SECRET,)), url)
+    refused = ask(start_server(webhook_secrets=(SECRET,)), url)
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "webhook"), error
 
@@ -411,11 +413,11 @@ def test_files_without_a_secret(tmp_path: Path, text: str, fault: str) -> None:
 
 
 def test_both_secrets_of_a_change_are_good(
-    start_door: StartDoor, receiver: Receiver, start_worker: StartWorker
+    start_server: StartServer, receiver: Receiver, start_worker: StartWorker
 ) -> None:
     start_worker()
     old = b"the secret of before, long as well"
-    ask(start_door(webhook_secrets=(SECRET, old), webhook_networks=LOOPBACK), receiver.url)
+    ask(start_server(webhook_secrets=(SECRET, old), webhook_networks=LOOPBACK), receiver.url)
     ((_, headers, body),) = receiver.wait_for(1)
     for secret in (ENCODED, old.decode()):
         client = openai.OpenAI(api_key="none", webhook_secret=secret)

@@ -33,9 +33,11 @@ def finish(engine: MLXEngine, wanted: int, limit: int = 20_000) -> dict[str, Any
 def run(model: LoadedModel, bodies: Sequence[Body], **options: Any) -> tuple[list[Any], MLXEngine]:
     """Generates all bodies with one engine; gives the results in their order, and the engine.
 
-    Three rows share a trunk however short it is; longer ones are for benchmarks.
+    Three sequences share a prefix however short it is; longer ones are for benchmarks.
     """
-    engine = MLXEngine(model, EngineOptions(**{"rows": 4, "chunk": 32, "share_from": 1, **options}))
+    engine = MLXEngine(
+        model, EngineOptions(**{"batch_size": 4, "chunk": 32, "share_from": 1, **options})
+    )
     results = {
         outcome.id: outcome.result
         for outcome in engine.add([task(str(i), body) for i, body in enumerate(bodies)])

@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from tiny import tiny_model
 
-from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import CompletionRequest
@@ -380,7 +380,9 @@ class TestSuffix:
         model = speaking.model(parser=None, marks=marks)
         request = validate("completion", {"prompt": "the dog", "suffix": "The end"})
         assert isinstance(request, CompletionRequest)
-        (prompt,) = render(request, model.tokenizer, model.vocab_size, dialect_of(model.tokenizer))
+        (prompt,) = render(
+            request, model.tokenizer, model.vocab_size, model_format_of(model.tokenizer)
+        )
         assert model.tokenizer.decode(prompt) == (
             "<|fim_prefix|>the dog<|fim_suffix|>The end<|fim_middle|>"
         )

@@ -1,4 +1,4 @@
-"""What the engine does when things go wrong, and in which order it takes its rows."""
+"""What the engine does when things go wrong, and in which order it takes its sequences."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def poisoned(model: LoadedModel) -> LoadedModel:
     return LoadedModel(**{**fields, "model": _Poisoned(model.model)})
 
 
-@pytest.mark.parametrize("shared", [0, 30], ids=["alone", "below a trunk"])
+@pytest.mark.parametrize("shared", [0, 30], ids=["alone", "below a prefix"])
 def test_a_request_that_makes_the_engine_raise_fails_alone(shared: int) -> None:
     model = tiny_model("llama")
     bodies = [completion([*range(shared), i, i + 1, i + 2]) for i in range(6)]
@@ -57,7 +57,7 @@ def test_a_request_that_makes_the_engine_raise_fails_alone(shared: int) -> None:
 
 
 def test_what_was_counted_before_an_error_stays_counted() -> None:
-    engine = MLXEngine(poisoned(tiny_model("llama")), EngineOptions(rows=4, chunk=32))
+    engine = MLXEngine(poisoned(tiny_model("llama")), EngineOptions(batch_size=4, chunk=32))
     engine.add([task("good", completion([1, 2, 3], max_tokens=9, min_tokens=9))])
     finish(engine, 1)
     before = engine.totals
@@ -70,7 +70,7 @@ def test_what_was_counted_before_an_error_stays_counted() -> None:
     assert engine.totals.decode_seconds >= before.decode_seconds > 0
 
 
-def test_a_poisoned_trunk_fails_its_rows_one_by_one() -> None:
+def test_a_poisoned_prefix_fails_its_sequences_one_by_one() -> None:
     model = tiny_model("llama")
     bad = [*range(20), _Poisoned.POISON, *range(20)]
     bodies = [completion([*bad, i]) for i in range(3)] + [completion([9, 8, 7])]
@@ -126,7 +126,7 @@ def test_cancelled_tasks_leave_the_batch_at_once_and_their_neighbours_alone() ->
     assert engine.step() == []
 
 
-def test_a_cancelled_task_is_generated_for_its_twins() -> None:
+def test_a_cancelled_task_is_generated_for_its_duplicates() -> None:
     model = tiny_model("llama")
     body = completion([4, 5, 6])
     _, engine = run(model, [])
@@ -138,17 +138,19 @@ def test_a_cancelled_task_is_generated_for_its_twins() -> None:
     assert texts(finish(engine, 1)["b"]) == [greedy_text(model, body)]
 
 
-def test_a_row_put_back_takes_its_twins_back_with_it() -> None:
+def test_a_sequence_put_back_takes_its_duplicates_back_with_it() -> None:
     model = tiny_model("llama")
     bodies = [completion([i, 7, i], max_tokens=40) for i in range(3)]
-    twins = [bodies[0]] * 2 + [bodies[1]] * 2 + [bodies[2]] * 2
+    duplicates = [bodies[0]] * 2 + [bodies[1]] * 2 + [bodies[2]] * 2
 
     put_back = 0
     for kv_tokens in (45, 55, 65):
-        results, engine = run(model, twins, kv_bytes=768 * kv_tokens, reserve=1)
+        results, engine = run(model, duplicates, kv_bytes=768 * kv_tokens, reserve=1)
 
-        put_back += engine.totals.rows_put_back
-        assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in twins]
+        put_back += engine.totals.sequences_preempted
+        assert [texts(result) for result in results] == [
+            [greedy_text(model, b)] for b in duplicates
+        ]
     assert put_back > 0
 
 
@@ -160,7 +162,7 @@ def order_of_ending(engine: MLXEngine, wanted: int) -> list[str]:
 
 
 def test_urgent_tasks_go_first() -> None:
-    _, engine = run(tiny_model("llama"), [], rows=1)
+    _, engine = run(tiny_model("llama"), [], batch_size=1)
     engine.add([task(f"low{i}", completion([i, 1]), rank=2) for i in range(3)])
     engine.add([task(f"high{i}", completion([i, 2]), rank=0) for i in range(3)])
 
@@ -169,14 +171,14 @@ def test_urgent_tasks_go_first() -> None:
     assert {name[:3] for name in ended[:3]} == {"hig"}
 
 
-def test_a_lone_row_that_waited_too_long_goes_before_a_shared_prefix() -> None:
+def test_a_lone_sequence_that_waited_too_long_goes_before_a_shared_prefix() -> None:
     now = 0.0
     engine = MLXEngine(
-        tiny_model("llama"), EngineOptions(rows=1, chunk=32, max_wait=30), clock=lambda: now
+        tiny_model("llama"), EngineOptions(batch_size=1, chunk=32, max_wait=30), clock=lambda: now
     )
     crowd = [task(f"crowd{i}", completion([*range(40), i], max_tokens=16)) for i in range(6)]
     engine.add([*crowd, task("lone", completion([250, 251], max_tokens=2))])
-    ended = order_of_ending(engine, 1)  # the longest answers go first, the lone row is last
+    ended = order_of_ending(engine, 1)  # the longest answers go first, the lone sequence is last
     assert ended != ["lone"]
 
     now = 31.0
@@ -186,9 +188,9 @@ def test_a_lone_row_that_waited_too_long_goes_before_a_shared_prefix() -> None:
     assert "lone" in order_of_ending(engine, 6)
 
 
-def test_decoding_goes_on_while_a_trunk_is_built() -> None:
+def test_decoding_goes_on_while_a_prefix_is_built() -> None:
     model = tiny_model("llama")
-    _, engine = run(model, [], rows=4, chunk=16)
+    _, engine = run(model, [], batch_size=4, chunk=16)
     engine.add([task("first", completion([1, 2, 3], max_tokens=40, min_tokens=40))])
     for _ in range(4):
         engine.step()
@@ -198,7 +200,7 @@ def test_decoding_goes_on_while_a_trunk_is_built() -> None:
     for _ in range(5):
         engine.step()
 
-    assert engine.totals.trunks_held == 0
+    assert engine.totals.prefixes_held == 0
     assert engine.totals.decoded_tokens == before + 5
     assert len(finish(engine, 5)) == 5
 
@@ -213,10 +215,10 @@ def test_usage_says_what_was_not_computed() -> None:
     assert sent - cached == engine.totals.prefilled_tokens == engine.totals.distinct_tokens == 52
 
 
-def test_one_long_row_does_not_pad_the_short_ones() -> None:
+def test_one_long_sequence_does_not_pad_the_short_ones() -> None:
     bodies = [completion([i] * 12, max_tokens=3) for i in range(1, 8)]
     bodies.insert(3, completion([9] * 400, max_tokens=3))
 
-    _, engine = run(tiny_model("llama"), bodies, rows=8)
+    _, engine = run(tiny_model("llama"), bodies, batch_size=8)
 
     assert engine.totals.positions_computed <= 1.15 * engine.totals.distinct_tokens

@@ -13,7 +13,7 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.load import LoadedModel
 
 
-def test_twins_of_a_request_that_makes_the_engine_raise_fail_with_it() -> None:
+def test_duplicates_of_a_request_that_makes_the_engine_raise_fail_with_it() -> None:
     model = tiny_model("llama")
     bad = completion([1, _Poisoned.POISON, 3])
     good = completion([4, 5, 6])
@@ -25,7 +25,7 @@ def test_twins_of_a_request_that_makes_the_engine_raise_fail_with_it() -> None:
     assert engine.step() == []
 
 
-def test_twins_are_generated_after_an_error_of_somebody_else() -> None:
+def test_duplicates_are_generated_after_an_error_of_somebody_else() -> None:
     model = tiny_model("llama")
     good = completion([4, 5, 6], max_tokens=30)
     engine = start(poisoned(model), {"a": good, "b": good})
@@ -38,7 +38,7 @@ def test_twins_are_generated_after_an_error_of_somebody_else() -> None:
     assert texts(results["a"]) == texts(results["b"]) == [greedy_text(model, good)]
 
 
-def test_a_trunk_that_raises_for_a_cancelled_leader_ends_its_twin() -> None:
+def test_a_prefix_that_raises_for_a_cancelled_leader_ends_its_duplicate() -> None:
     bad = [*range(60), _Poisoned.POISON, 1]  # a chunk is built before it raises
     jobs = {"a": completion([*bad, 5]), "b": completion([*bad, 5]), "c": completion([*bad, 6])}
     engine = start(poisoned(tiny_model("llama")), jobs)
@@ -50,23 +50,23 @@ def test_a_trunk_that_raises_for_a_cancelled_leader_ends_its_twin() -> None:
     assert engine.step() == []
 
 
-def test_who_is_aboard_are_those_for_whom_something_is_computed() -> None:
+def test_who_is_in_flight_are_those_for_whom_something_is_computed() -> None:
     bodies = {str(i): completion([i, i + 1, i + 2], max_tokens=30) for i in range(6)}
-    engine = start(tiny_model("llama"), {**bodies, "twin": bodies["0"], "gone": bodies["1"]})
+    engine = start(tiny_model("llama"), {**bodies, "same": bodies["0"], "gone": bodies["1"]})
     engine.step()
     engine.cancel("gone")
     engine.cancel("1")
-    running = {row.task_id for row in engine._running}
+    running = {sequence.task_id for sequence in engine._running}
 
     assert "0" in running
-    assert engine.aboard >= running | {"twin"}
+    assert engine.in_flight >= running | {"same"}
     while engine.running < 4:
         engine.step()
-    assert engine.aboard == {row.task_id for row in engine._running} | {"twin"}
-    assert "1" not in engine.aboard
+    assert engine.in_flight == {sequence.task_id for sequence in engine._running} | {"same"}
+    assert "1" not in engine.in_flight
 
 
-def test_a_job_is_said_aboard_before_anything_is_computed_for_it() -> None:
+def test_a_job_is_said_in_flight_before_anything_is_computed_for_it() -> None:
     """Also one whose grammar was compiled meanwhile: else a crash would count no attempt of it."""
     choice = {"guided_choice": ["a choice that", "nobody asked for before"]}
     body = {"prompt": "Say: ", "max_tokens": 30, "temperature": 0, **choice}
@@ -74,12 +74,12 @@ def test_a_job_is_said_aboard_before_anything_is_computed_for_it() -> None:
 
     ended: set[str] = set()
     while len(ended) < 2:
-        aboard = set(engine.aboard)
+        in_flight = set(engine.in_flight)
         ended |= {outcome.id for outcome in engine.step()}
-        assert {row.task_id for row in engine._running} <= aboard
+        assert {sequence.task_id for sequence in engine._running} <= in_flight
 
 
-def test_nothing_is_generated_for_twins_that_were_all_cancelled() -> None:
+def test_nothing_is_generated_for_duplicates_that_were_all_cancelled() -> None:
     engine = start(tiny_model("llama"), dict.fromkeys("abc", completion([4, 5, 6], max_tokens=40)))
     engine.step()
     engine.cancel("a")
@@ -105,18 +105,20 @@ def test_a_job_that_is_cancelled_and_comes_again_has_its_own_answer() -> None:
     assert texts(results["b"]) == [greedy_text(model, first)]
 
 
-def test_what_a_row_had_said_is_not_taken_for_another_rows_prompt() -> None:
-    """A row that was put back is prefilled with what it had said: a job may have that as prompt."""
+def test_what_a_sequence_had_said_is_not_taken_for_another_sequences_prompt() -> None:
+    """A sequence that was preempted is prefilled with what it had said: a job may have that as
+    prompt.
+    """
     model = tiny_model("llama")
     first = completion([4, 5, 6], max_tokens=12)
     engine = start(model, {"a": first})
-    (row,) = engine._rows["a"]
-    while len(row.text.tokens) < 3:
+    (sequence,) = engine._sequences["a"]
+    while len(sequence.text.tokens) < 3:
         engine.step()
-    said = list(row.text.tokens)
-    engine._running._take_out([*engine._running._rows])  # as where the memory is too small
-    row.sampler.rewind(row.text.tokens)
-    engine._put_back(row)
+    said = list(sequence.text.tokens)
+    engine._running._take_out([*engine._running._sequences])  # as where the memory is too small
+    sequence.sampler.rewind(sequence.text.tokens)
+    engine._put_back(sequence)
     second = completion([4, 5, 6, *said], max_tokens=12)
     engine.add([task("b", second)])
 
@@ -146,15 +148,15 @@ def test_an_answer_that_cannot_be_made_fails_alone(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("share_from", [1, 10**9], ids=["shared", "copied"])
-def test_nested_trunks_are_paid_for_once(share_from: int) -> None:
+def test_nested_prefixes_are_paid_for_once(share_from: int) -> None:
     system, documents = [*range(100, 140)], [[*range(20)], [*range(30, 50)]]
     bodies = [completion([*system, *documents[i % 2], i, i], max_tokens=2) for i in range(8)]
 
-    results, engine = run(tiny_model("llama"), bodies, min_trunk_tokens=1, share_from=share_from)
+    results, engine = run(tiny_model("llama"), bodies, min_prefix_tokens=1, share_from=share_from)
 
     sent = sum(result["usage"]["prompt_tokens"] for result in results)
     cached = sum(r["usage"]["prompt_tokens_details"]["cached_tokens"] for r in results)
-    assert engine.totals.trunks_held == 3
+    assert engine.totals.prefixes_held == 3
     assert sent - cached == engine.totals.prefilled_tokens == engine.totals.distinct_tokens
 
 

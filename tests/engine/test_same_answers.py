@@ -11,7 +11,7 @@ import pytest
 from driving import finish, greedy_text, run, task, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import FAMILIES, SOLO_FAMILIES, tiny_model
+from tiny import FAMILIES, SEQUENTIAL_FAMILIES, tiny_model
 
 
 def branching(seed: int, jobs: int) -> list[dict[str, Any]]:
@@ -37,16 +37,16 @@ def branching(seed: int, jobs: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *SOLO_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *SEQUENTIAL_FAMILIES])
 def test_every_family_answers_as_alone(family: str) -> None:
     model = tiny_model(family)
     bodies = branching(seed=1, jobs=40)
 
-    results, engine = run(model, bodies, min_trunk_tokens=1)
+    results, engine = run(model, bodies, min_prefix_tokens=1)
 
     assert [texts(result)[0] for result in results] == [greedy_text(model, b) for b in bodies]
     totals = engine.totals
-    # A row whose prompt others share to the end still has to compute its last token itself.
+    # A sequence whose prompt others share to the end still has to compute its last token itself.
     assert totals.distinct_tokens <= totals.prefilled_tokens <= totals.distinct_tokens + len(bodies)
     assert totals.prompt_tokens == sum(len(body["prompt"]) for body in bodies)
     assert totals.prefilled_tokens < 0.5 * totals.prompt_tokens
@@ -56,17 +56,21 @@ def test_every_family_answers_as_alone(family: str) -> None:
 @given(
     seed=st.integers(0, 2**32),
     jobs=st.integers(1, 24),
-    rows=st.integers(1, 6),
-    min_trunk_tokens=st.integers(1, 40),
+    sequences=st.integers(1, 6),
+    min_prefix_tokens=st.integers(1, 40),
     windows=st.integers(1, 3),
     share_from=st.sampled_from([1, 100, 10**9]),
 )
 def test_any_tree_batch_and_windows(
-    seed: int, jobs: int, rows: int, min_trunk_tokens: int, windows: int, share_from: int
+    seed: int, jobs: int, sequences: int, min_prefix_tokens: int, windows: int, share_from: int
 ) -> None:
     model = tiny_model("llama")
     bodies = branching(seed, jobs)
-    shape = {"rows": rows, "min_trunk_tokens": min_trunk_tokens, "share_from": share_from}
+    shape = {
+        "batch_size": sequences,
+        "min_prefix_tokens": min_prefix_tokens,
+        "share_from": share_from,
+    }
     _, engine = run(model, [], **shape)
 
     results: dict[str, Any] = {}
@@ -81,21 +85,21 @@ def test_any_tree_batch_and_windows(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
-def test_rows_that_outgrow_the_memory_are_put_back_and_go_on(family: str) -> None:
+def test_sequences_that_outgrow_the_memory_are_put_back_and_go_on(family: str) -> None:
     model = tiny_model(family)
     bodies = [{**body, "max_tokens": 60} for body in branching(seed=2, jobs=10)]
     _, engine = run(model, [])
     longest = max(len(body["prompt"]) for body in bodies) + 60
     cost = engine._running.memory.cost
-    kv_bytes = cost.bytes(1, longest + 30)  # never four rows at their longest
+    kv_bytes = cost.bytes(1, longest + 30)  # never four sequences at their longest
 
     results, engine = run(model, bodies, kv_bytes=kv_bytes, reserve=1)
 
-    assert engine.totals.rows_put_back > 0
+    assert engine.totals.sequences_preempted > 0
     assert [texts(result)[0] for result in results] == [greedy_text(model, b) for b in bodies]
 
 
-def test_trunks_are_evicted_for_rows_and_built_again() -> None:
+def test_prefixes_are_evicted_for_sequences_and_built_again() -> None:
     model = tiny_model("llama")
     first, second = branching(seed=3, jobs=12), branching(seed=4, jobs=12)
     _, engine = run(model, [], kv_bytes=768 * 500)
@@ -104,14 +108,14 @@ def test_trunks_are_evicted_for_rows_and_built_again() -> None:
         engine.add([task(f"{number}/{i}", body) for i, body in enumerate(bodies)])
         results.update(finish(engine, len(bodies)))
 
-    assert engine.totals.trunks_evicted > 0
-    assert engine.totals.trunk_bytes <= 768 * 500
+    assert engine.totals.prefixes_evicted > 0
+    assert engine.totals.prefix_bytes <= 768 * 500
     for number, bodies in enumerate((first, second, first)):
         for index, body in enumerate(bodies):
             assert texts(results[f"{number}/{index}"]) == [greedy_text(model, body)]
 
 
-def test_a_trunk_serves_a_later_window() -> None:
+def test_a_prefix_serves_a_later_window() -> None:
     model = tiny_model("llama")
     system = list(range(100, 140))
     bodies = [{"prompt": [*system, i, 7, i], "max_tokens": 4, "temperature": 0} for i in range(6)]
@@ -148,7 +152,7 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-def test_seeded_and_penalised_rows_answer_as_alone() -> None:
+def test_seeded_and_penalised_sequences_answer_as_alone() -> None:
     model = tiny_model("llama")
     prompts = [body["prompt"] for body in branching(seed=6, jobs=len(SAMPLING))]
     bodies = [
@@ -156,14 +160,14 @@ def test_seeded_and_penalised_rows_answer_as_alone() -> None:
         for number, (prompt, sampling) in enumerate(zip(prompts, SAMPLING, strict=True))
     ]
 
-    together, _ = run(model, bodies, rows=5)
+    together, _ = run(model, bodies, batch_size=5)
 
     for body, result in zip(bodies, together, strict=True):
         (alone,), _ = run(model, [body])
         assert texts(result) == texts(alone), body
 
 
-def test_a_row_put_back_draws_on_where_it_was() -> None:
+def test_a_sequence_put_back_draws_on_where_it_was() -> None:
     model = tiny_model("llama")
     bodies = [
         {**body, "max_tokens": 60, "temperature": 0.9, "seed": 1, "presence_penalty": 0.5}
@@ -174,7 +178,7 @@ def test_a_row_put_back_draws_on_where_it_was() -> None:
 
     squeezed, engine = run(model, bodies, kv_bytes=kv_bytes, reserve=1)
 
-    assert engine.totals.rows_put_back > 0
+    assert engine.totals.sequences_preempted > 0
     for body, result in zip(bodies, squeezed, strict=True):
         (alone,), _ = run(model, [body])
         assert texts(result) == texts(alone)

@@ -109,7 +109,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # What mlx-lm itself cannot batch: caches that do not merge, attention that takes one length only.
-SOLO_FAMILIES: dict[str, dict[str, Any]] = {
+SEQUENTIAL_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "llama4": {
         "text_config": {
@@ -154,7 +154,7 @@ def tiny_model(family: str, seed: int = 0) -> LoadedModel:
     """A random model of one architecture, three layers deep, in float32."""
     module = import_module(f"mlx_lm.models.{family}")
     args = module.ModelArgs.from_dict(
-        {"model_type": family, **COMMON, **{**FAMILIES, **SOLO_FAMILIES}[family]}
+        {"model_type": family, **COMMON, **{**FAMILIES, **SEQUENTIAL_FAMILIES}[family]}
     )
     mx.random.seed(seed)
     network = module.Model(args)

@@ -46,8 +46,8 @@ def test_fits_the_compose_specification(compose: dict[str, Any]) -> None:
     "change", [{"comand": ["x"]}, {"ports": {"8000": 8000}}, {"restart": True}, {"depends_on": 1}]
 )
 def test_the_check_sees_faults(compose: dict[str, Any], change: dict[str, Any]) -> None:
-    door = {**compose["services"]["door"], **change}
-    broken = {**compose, "services": {**compose["services"], "door": door}}
+    server = {**compose["services"]["server"], **change}
+    broken = {**compose, "services": {**compose["services"], "server": server}}
     assert list(_validator().iter_errors(broken))
 
 
@@ -63,22 +63,22 @@ def test_what_is_referred_to_is_there(compose: dict[str, Any], dockerfile: str) 
         assert service["build"]["target"] in stages if "build" in service else service["image"]
 
 
-def test_the_doors_command_is_one_that_the_command_line_takes(compose: dict[str, Any]) -> None:
-    door = compose["services"]["door"]
-    program, name, *arguments = door["command"]
+def test_the_servers_command_is_one_that_the_command_line_takes(compose: dict[str, Any]) -> None:
+    server = compose["services"]["server"]
+    program, name, *arguments = server["command"]
     assert program == "mlx-rq"
     command = main.get_command(click.Context(main), name)
     assert command is not None
     settings = command.make_context(name, arguments).params
     assert settings["host"] == "0.0.0.0"
     # Open to the network of the containers, so it has to ask for keys, which come as a secret.
-    (secret,) = door["secrets"]
+    (secret,) = server["secrets"]
     assert settings["api_key_file"] == Path("/run/secrets") / secret
-    assert door["volumes"][0].endswith(f":{settings['data_dir']}")
-    assert door["environment"] == {URL_VARIABLE: QUEUE_URL}
+    assert server["volumes"][0].endswith(f":{settings['data_dir']}")
+    assert server["environment"] == {URL_VARIABLE: QUEUE_URL}
     port = settings["http_port"]
-    assert door["ports"] == [f"127.0.0.1:{port}:{port}"]
-    assert f":{port}/health" in door["healthcheck"]["test"][-1]
+    assert server["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert f":{port}/health" in server["healthcheck"]["test"][-1]
 
 
 def test_nothing_is_published_beyond_loopback(compose: dict[str, Any]) -> None:

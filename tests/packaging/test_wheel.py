@@ -160,7 +160,7 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
     assert json.loads(python(installed, elsewhere, code)) == []
 
 
-def test_the_front_door_has_the_public_names(installed: Path, elsewhere: Path) -> None:
+def test_the_front_server_has_the_public_names(installed: Path, elsewhere: Path) -> None:
     code = """
 import json
 import mlx_rq

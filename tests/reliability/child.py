@@ -23,10 +23,10 @@ from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.process import redis_retry as reach
+from mlx_rq.worker.process import redis_retry as redis_retry
 from mlx_rq.worker.process import throttle
 from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
-from mlx_rq.worker.process.supervisor_pipe import Lifeline
+from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.results import outbox
 from mlx_rq.worker.worker import MLXWorker
 
@@ -102,16 +102,16 @@ def work(config: Config) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an abort is meant
     throttle.GROW_SECONDS = config.grow
     worker_module.IDLE_SECONDS = config.idle
-    reach.RETRY_SECONDS = 0.05
-    lifeline = Lifeline.from_environment()
-    lifeline.stop_with_supervisor()
+    redis_retry.RETRY_SECONDS = 0.05
+    supervisor_pipe = SupervisorPipe.from_environment()
+    supervisor_pipe.stop_with_supervisor()
     worker = MLXWorker(
         ScriptedEngine(config.capacity, config.pace, config.seam),
         new_connection(config.url),
         new_connection(config.url),
         name=config.name,
         options=WorkerOptions(spool=config.spool and Path(config.spool), **config.options),
-        lifeline=lifeline,
+        supervisor_pipe=supervisor_pipe,
     )
     progress = worker._progress
 

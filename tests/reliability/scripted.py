@@ -51,8 +51,8 @@ class ScriptedEngine(FakeEngine):
             if verb(task) == "raise in add":
                 raise RuntimeError(f"told to raise when {task.id} is added")
             if verb(task) == "abort in add":
-                for aboard in tasks:
-                    say(f"began {aboard.id}")
+                for in_flight in tasks:
+                    say(f"began {in_flight.id}")
                 os.abort()
             if verb(task) != "forget":
                 self._tasks[task.id] = task
@@ -60,7 +60,7 @@ class ScriptedEngine(FakeEngine):
         return []
 
     def step(self) -> list[Outcome]:
-        batch = [self._tasks[task_id] for task_id in self.aboard]
+        batch = [self._tasks[task_id] for task_id in self.in_flight]
         outcomes = [outcome for task in batch if (outcome := self._advance(task)) is not None]
         if batch:
             time.sleep(self._pace)  # as if computing took its time

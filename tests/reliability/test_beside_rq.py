@@ -1,4 +1,4 @@
-"""RQ's own commands beside our recovery; who is buried; cancel, timeout, suspension."""
+"""RQ's own commands beside our recovery; who is reaped; cancel, timeout, suspension."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from rq.job import Job as RQJob
 from mlx_rq import JobFailed, submit, submit_many
 from mlx_rq.jobs.queue import keys
 from mlx_rq.worker.leases.claim import Claims
-from mlx_rq.worker.leases.recovery import bury_dead_of_this_machine, machine, recover_expired
+from mlx_rq.worker.leases.recovery import machine, reap_dead_of_this_machine, recover_expired
 
 QUEUE = keys.queue_name("default", "default")
 REGISTRY = f"rq:wip:{QUEUE}"
@@ -92,7 +92,7 @@ def test_suspend_and_resume(redis_url: str, connection: Redis, start_worker: Sta
 
 
 @pytest.mark.parametrize(
-    ("pid", "where", "buried"),
+    ("pid", "where", "reaped"),
     [
         ("dead", "here", True),
         pytest.param("unburied", "here", True, marks=ONLY_LINUX_TELLS),
@@ -102,7 +102,7 @@ def test_suspend_and_resume(redis_url: str, connection: Redis, start_worker: Sta
     ],
 )
 def test_only_dead_workers_of_this_machine_are_buried(
-    start_worker: StartWorker, connection: Redis, pid: str, where: str, buried: bool
+    start_worker: StartWorker, connection: Redis, pid: str, where: str, reaped: bool
 ) -> None:
     gone = subprocess.Popen(["true"])
     os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
@@ -120,9 +120,9 @@ def test_only_dead_workers_of_this_machine_are_buried(
     worker.worker._leases.renew()
     worker.claim_no_more()
 
-    bury_dead_of_this_machine(connection)
+    reap_dead_of_this_machine(connection)
 
-    assert job.status() == ("queued" if buried else "in_progress")
+    assert job.status() == ("queued" if reaped else "in_progress")
     worker.engine.release()
     all_answered([job])
     gone.wait()

@@ -11,7 +11,7 @@ from rq.job import Job as RQJob
 from mlx_rq import Job, JobFailed, submit, submit_many
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER
-from mlx_rq.worker.leases.recovery import bury
+from mlx_rq.worker.leases.recovery import reap
 
 QUEUE = keys.queue_name("default", "default")
 
@@ -109,7 +109,7 @@ def test_a_job_whose_id_is_part_of_anothers_loses_no_attempt_with_it(
     program.kill()
     program.wait()
 
-    assert bury(connection, "small") == 2
+    assert reap(connection, "small") == 2
 
     left = [int(connection.hget(RQJob.key_for(job_id), "retries_left")) for job_id in ("12", "1")]
     assert left == [ALL - 1, ALL]

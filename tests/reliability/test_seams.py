@@ -11,14 +11,21 @@ from redis import Redis
 from mlx_rq import submit_many
 from mlx_rq.jobs.queue import keys
 
-ABOARD = {"claim": 0, "prefill": 1, "decode": 1, "generated": 1, "commit sent": 0, "committed": 0}
+IN_FLIGHT = {
+    "claim": 0,
+    "prefill": 1,
+    "decode": 1,
+    "generated": 1,
+    "commit sent": 0,
+    "committed": 0,
+}
 """Where a worker may die, and what that costs the jobs that it was generating.
 
 After the commit they are ended; when it dies while the commit is on its way, they are ended or not.
 """
 
 
-@pytest.mark.parametrize("seam", ABOARD)
+@pytest.mark.parametrize("seam", IN_FLIGHT)
 def test_a_worker_killed_at_a_seam_loses_nothing(
     start: StartProgram, connection: Redis, redis_url: str, seam: str
 ) -> None:
@@ -36,7 +43,7 @@ def test_a_worker_killed_at_a_seam_loses_nothing(
     if seam == "commit sent":
         assert set(lost) <= {0, 1}
     else:
-        assert lost[:4] == [ABOARD[seam]] * 4
+        assert lost[:4] == [IN_FLIGHT[seam]] * 4
     program.terminate()
     assert program.wait() == 0
     assert traces(connection) == []

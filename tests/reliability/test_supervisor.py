@@ -13,7 +13,7 @@ from redis import Redis
 
 from mlx_rq import submit, submit_many
 from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
-from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY, Lifeline
+from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY, SupervisorPipe
 from mlx_rq.worker.process.throttle import GROW_SECONDS, Throttle
 
 
@@ -44,7 +44,7 @@ def test_a_worker_that_hangs_at_its_very_first_job_is_killed_too(
 def test_a_worker_that_is_idle_is_not_taken_for_one_that_hangs(
     start: StartProgram, connection: Redis, redis_url: str
 ) -> None:
-    program = start(supervisor={"stall": 0.8}, idle=0.1)  # the seconds that it waits for a bell
+    program = start(supervisor={"stall": 0.8}, idle=0.1)  # the seconds that it waits for a wake-up
     program.until("ready")
     connection.blpop(["nobody rings this"], timeout=1.5)
     all_answered(submit_many([{"prompt": "answer"}]))
@@ -68,8 +68,8 @@ def test_the_batch_is_halved_after_a_crash_like_memory_and_grows_again(
 
 def test_a_batch_grows_when_its_time_has_come_and_not_before() -> None:
     now = 0.0
-    engine, lifeline = FakeEngine(capacity=16), Lifeline(None, shrink=2)
-    throttle = Throttle(engine, lifeline, clock=lambda: now)
+    engine, supervisor_pipe = FakeEngine(capacity=16), SupervisorPipe(None, shrink=2)
+    throttle = Throttle(engine, supervisor_pipe, clock=lambda: now)
     seen = []
     for now in (  # noqa: B007 (the clock)
         0.0,

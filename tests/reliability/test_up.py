@@ -156,7 +156,7 @@ def test_a_terminal_that_is_closed_ends_all_in_good_order(start_up: StartCommand
 
 def test_a_signal_while_it_starts_ends_all_too(start_up: StartCommand) -> None:
     up = start_up()
-    up.until("door:")
+    up.until("server:")
     alone(up, signal.SIGTERM)
     assert up.wait() in (0, 1)
     assert up.all_gone()
@@ -180,34 +180,34 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed(
     ended_well(up)
 
 
-def test_a_port_of_the_door_that_is_taken_is_said_at_once(
+def test_a_port_of_the_server_that_is_taken_is_said_at_once(
     start_up: StartCommand, redis_url: str
 ) -> None:
     taken = int(redis_url.rpartition(":")[2].partition("/")[0])
     up = start_up(taken)
     assert up.wait() == 1
     assert f"Error: --http-port {taken} is taken" in up.said
-    assert "door:" not in up.said
+    assert "server:" not in up.said
     assert up.all_gone()
 
 
-def test_a_door_that_cannot_open_ends_all_with_an_error(
+def test_a_server_that_cannot_open_ends_all_with_an_error(
     start_up: StartCommand, tmp_path: Path
 ) -> None:
     with lock_folder(tmp_path / "http"):
         up = start_up()
         assert up.wait() == 1
-    assert "Error: Another door uses" in up.said
-    assert "Error: the HTTP door ended with code 1" in up.said
+    assert "Error: Another server uses" in up.said
+    assert "Error: the HTTP server ended with code 1" in up.said
     assert up.all_gone()
 
 
-def test_a_door_that_dies_ends_all_with_an_error(start_up: StartCommand) -> None:
+def test_a_server_that_dies_ends_all_with_an_error(start_up: StartCommand) -> None:
     up = start_up()
     up.until_supervised()
     os.kill(up.child(" serve "), signal.SIGKILL)
     assert up.wait() == 1
-    assert "Error: the HTTP door ended with code -9" in up.said
+    assert "Error: the HTTP server ended with code -9" in up.said
     assert up.all_gone()
     assert embedded_url(up.folder) is None
 

@@ -13,7 +13,7 @@ from rq.suspension import suspend
 
 from mlx_rq import submit, submit_many
 from mlx_rq.jobs.queue import keys
-from mlx_rq.worker.leases import rq_registration as membership
+from mlx_rq.worker.leases import rq_registration as rq_registration
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.recovery import recover_expired
 
@@ -84,7 +84,7 @@ def test_connections_cut_while_it_waits_for_work_are_made_again(
 def test_commands_are_heard_again_after_a_redis_that_did_not_answer_in_time(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(rq_registration, "RETRY_SECONDS", 0.0)
     with worker_in_thread(redis_url, FakeEngine(hold=True)) as worker:
         job = submit(prompt="answer")
         worker.engine.wait_for_tasks(1)

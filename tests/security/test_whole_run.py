@@ -25,11 +25,11 @@ from mlx_rq.worker.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "s3cret-w0rd"
-ROLES = ("producer", "door", "worker")
+ROLES = ("producer", "server", "worker")
 
 SCRIPTS = {
     "producer": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
-    "door": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
+    "server": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
     "worker": (
         "jobs/queue/finish.lua",
         "worker/leases/any_type.lua",

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from fakes import PATIENCE, FakeEngine, RunningWorker, eventually, failure, worker_in_thread
 from openai import OpenAI
 from redis import Redis
-from servers import OpenDoor, answer_any, open_door
+from servers import RunningServer, answer_any, run_server
 
 from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq import map as map_prompts
@@ -31,7 +31,7 @@ from mlx_rq.engine.interface import Partial, Task
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker.cli.main import main
-from mlx_rq.worker.leases.recovery import bury
+from mlx_rq.worker.leases.recovery import reap
 
 HI = [{"role": "user", "content": "Say hi."}]
 SECRET = b"a secret of more than 24 bytes"
@@ -47,7 +47,7 @@ class Urls:
     """How each part logs in."""
 
     producer: str
-    door: str
+    server: str
     worker: str
 
 
@@ -70,22 +70,22 @@ class Engine(FakeEngine):
 
 
 @contextmanager
-def running(urls: Urls, folder: Path) -> Iterator[tuple[RunningWorker, OpenDoor]]:
-    """A worker and a door at work."""
+def running(urls: Urls, folder: Path) -> Iterator[tuple[RunningWorker, RunningServer]]:
+    """A worker and a server at work."""
     settings = Settings(
         data_dir=folder,
-        redis_url=urls.door,
+        redis_url=urls.server,
         jobs_per_key=1000,
         webhook_secrets=(SECRET,),
         webhook_networks=(ip_network("127.0.0.0/8"),),
     )
     with (
         worker_in_thread(urls.worker, Engine(), lease=2, name="worker") as worker,
-        open_door(settings) as door,
+        run_server(settings) as server,
     ):
-        health = httpx.Client(base_url=door.url)
+        health = httpx.Client(base_url=server.url)
         eventually(lambda: health.get("/health").json()["status"] == "ok", "the worker")
-        yield worker, door
+        yield worker, server
 
 
 def produce(url: str, worker: RunningWorker, folder: Path) -> None:
@@ -151,9 +151,9 @@ def _receiver() -> Iterator[tuple[str, SimpleQueue[bytes]]]:
         server.shutdown()
 
 
-def knock(door: OpenDoor, worker: RunningWorker, connection: Redis) -> None:
-    """Does all that a client of the door does."""
-    client: Any = door.client()
+def knock(server: RunningServer, worker: RunningWorker, connection: Redis) -> None:
+    """Does all that a client of the server does."""
+    client: Any = server.client()
     chat = {"model": "default", "messages": HI}
     client.chat.completions.create(**chat)
     stored = client.chat.completions.create(**chat, store=True, metadata={"a": "b"})
@@ -165,18 +165,18 @@ def knock(door: OpenDoor, worker: RunningWorker, connection: Redis) -> None:
     _background(client)
     _batch(client)
     for path in ("/health", "/metrics", "/v1/models"):
-        assert door.http.get(path).status_code == 200
+        assert server.http.get(path).status_code == 200
     with _receiver() as (good, came):
         taken, refused = (
-            door.http.post("/v1/jobs", json=chat, params={"webhook": hook}).json()["id"]
-            for hook in (good, f"{door.url}/health")  # that one takes no POST
+            server.http.post("/v1/jobs", json=chat, params={"webhook": hook}).json()["id"]
+            for hook in (good, f"{server.url}/health")  # that one takes no POST
         )
         for job in (taken, refused):
-            assert door.http.get(f"/v1/jobs/{job}?wait=20").json()["status"] == "completed"
+            assert server.http.get(f"/v1/jobs/{job}?wait=20").json()["status"] == "completed"
         assert came.get(timeout=PATIENCE)
         eventually(lambda: connection.zscore(keys.WEBHOOKS, taken) is None, "its end")
     for job in (taken, refused):
-        assert door.http.delete(f"/v1/jobs/{job}").status_code == 200
+        assert server.http.delete(f"/v1/jobs/{job}").status_code == 200
 
 
 def _stream(client: OpenAI, worker: RunningWorker, chat: Any) -> None:
@@ -215,14 +215,14 @@ def recover(urls: Urls) -> None:
     with worker_in_thread(urls.worker, engine, name="dies") as worker:
         engine.wait_for_tasks(1)
         worker.claim_no_more()
-        assert bury(new_connection(urls.worker), "dies") == 1  # as its supervisor does
+        assert reap(new_connection(urls.worker), "dies") == 1  # as its supervisor does
     assert held.cancel()
 
 
 def run_all(urls: Urls, folder: Path) -> None:
     """The whole run."""
-    with running(urls, folder) as (worker, door):
+    with running(urls, folder) as (worker, server):
         produce(urls.producer, worker, folder)
-        with new_connection(urls.door) as connection:
-            knock(door, worker, connection)
+        with new_connection(urls.server) as connection:
+            knock(server, worker, connection)
     recover(urls)

@@ -32,7 +32,7 @@ LONG: Any = {"min_tokens": 4000, "ignore_eos": True}
 
 
 class Up:
-    """`mlx-rq up` at work, and doors beside its own."""
+    """`mlx-rq up` at work, and servers beside its own."""
 
     def __init__(self, folder: Path, processes: ExitStack) -> None:
         self._processes = processes
@@ -49,13 +49,13 @@ class Up:
         os.set_blocking(up.stderr.fileno(), False)
 
     def serve(self, folder: Path) -> tuple[Any, str]:
-        """Opens another door; gives its process and URL."""
+        """Opens another server; gives its process and URL."""
         url = f"http://127.0.0.1:{(port := free_port())}"
         options = ["--http-port", str(port), "--data-dir", str(folder)]
         environment = {URL_VARIABLE: self.redis_url or ""}
-        door = self._processes.enter_context(process("serve", *options, **environment))
+        server = self._processes.enter_context(process("serve", *options, **environment))
         self._wait(url)
-        return door, url
+        return server, url
 
     def _wait(self, url: str) -> None:
         def is_open() -> bool:
@@ -342,13 +342,13 @@ def test_batch_that_is_cancelled(client: OpenAI) -> None:
     assert ended.request_counts.total == 8
 
 
-def test_door_that_is_killed_in_the_middle_of_a_batch(up: Up, tmp_path: Path) -> None:
-    door, url = up.serve(tmp_path)
+def test_server_that_is_killed_in_the_middle_of_a_batch(up: Up, tmp_path: Path) -> None:
+    server, url = up.serve(tmp_path)
     count = 12
     batch = create_batch(client_of(url), lines(count, max_completion_tokens=5))
     until(lambda: client_of(url).batches.retrieve(batch.id).request_counts.completed >= 1)
-    os.kill(door.pid, signal.SIGKILL)
-    door.wait()
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
     _, url = up.serve(tmp_path)
     now = client_of(url).batches.retrieve(batch.id)
     assert now.status in ("in_progress", "finalizing", "completed")

@@ -95,8 +95,8 @@ def answer_texts(result: Any) -> list[str]:
 
 @cache
 def lone_engine() -> MLXEngine:
-    """An engine that gets one task at a time, so that it never makes a trunk."""
-    return MLXEngine(smollm2(), EngineOptions(rows=1, share_trunks=False))
+    """An engine that gets one task at a time, so that it never makes a prefix."""
+    return MLXEngine(smollm2(), EngineOptions(rows=1, share_prefixes=False))
 
 
 def alone(body: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ def alone(body: dict[str, Any]) -> Any:
     assert engine.add([Task("alone", validate(kind_of(body), body))]) == []
     while not (outcomes := engine.step()):
         pass
-    assert engine.totals.trunks_held == 0
+    assert engine.totals.prefixes_held == 0
     return outcomes[0].result
 
 

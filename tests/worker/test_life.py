@@ -320,9 +320,11 @@ class TestSuspension:
         until_idle(connection)
         suspend(connection)
         job = submit(messages=HI)
-        # the bell is answered, twice, and still nothing is claimed
+        # the wake-up is answered, twice, and still nothing is claimed
         for _ in range(2):
-            eventually(lambda: not connection.exists(keys.bell("default")), "an answer to the bell")
+            eventually(
+                lambda: not connection.exists(keys.wake_up("default")), "an answer to the wake-up"
+            )
             worker.ring()
         assert job.status() == "queued"
 
@@ -423,7 +425,7 @@ class TestCancellation:
         # given a batch of one row, a job that holds it, and one behind it
         worker = start_worker(FakeEngine(hold=True, capacity=1))
         now = 0.0
-        worker.worker._interruptions._clock = lambda: now
+        worker.worker._cancellations._clock = lambda: now
         first, patient = (submit(messages=HI, timeout=timeout) for timeout in (None, 30))
         worker.engine.wait_for_tasks(2)
         for now, turn in ((1000.0, False), (1001.0, True), (1030.0, True), (1032.0, True)):

@@ -23,7 +23,7 @@ from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER, InertJob
 from mlx_rq.worker.leases.claim import Claims
-from mlx_rq.worker.leases.recovery import bury, recover_expired
+from mlx_rq.worker.leases.recovery import reap, recover_expired
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -291,7 +291,7 @@ class TestRecords:
         assert [job.status(), others.status()] == ["queued", "queued"]
 
     @pytest.mark.parametrize("key", ["rq:job:{id}", "rq:executions:{id}", f"rq:queue:{QUEUE}"])
-    @pytest.mark.parametrize("how", ["hand back", "bury", "recover"])
+    @pytest.mark.parametrize("how", ["hand back", "reap", "recover"])
     def test_what_was_claimed_goes_back_though_a_key_holds_something_else(
         self, redis_url: str, connection: Redis, key: str, how: str
     ) -> None:
@@ -302,8 +302,8 @@ class TestRecords:
 
         if how == "hand back":
             returned = mine.hand_back(claimed)
-        elif how == "bury":
-            returned = bury(connection, "w")
+        elif how == "reap":
+            returned = reap(connection, "w")
         else:
             for seconds, one in enumerate(claimed):
                 lease = f"{one.id}:{one.lease.execution_id}"
@@ -314,7 +314,7 @@ class TestRecords:
         assert returned == (1 if lost else 2)
         expected = [other.id] if lost else [spoilt.id, other.id]
         assert [name.decode() for name in connection.lrange(f"rq:queue:{QUEUE}", 0, -1)] == expected
-        assert connection.zcard(f"rq:wip:{QUEUE}") == (1 if how == "bury" and lost else 0)
+        assert connection.zcard(f"rq:wip:{QUEUE}") == (1 if how == "reap" and lost else 0)
 
     def test_a_registry_that_is_something_else_keeps_no_other_queue_from_recovery(
         self, redis_url: str, connection: Redis

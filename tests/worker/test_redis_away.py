@@ -19,7 +19,7 @@ from mlx_rq.jobs.queue.finish import load_script
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.recovery import recover_expired
-from mlx_rq.worker.process import redis_retry as reach
+from mlx_rq.worker.process import redis_retry as redis_retry
 
 END = load_script("mlx_rq.jobs.queue", "finish.lua")
 HI = [{"role": "user", "content": "Say hi."}]
@@ -27,7 +27,7 @@ HI = [{"role": "user", "content": "Say hi."}]
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(redis_retry, "RETRY_SECONDS", 0.01)
 
 
 class Unreliable:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from mlx_rq.engine.interface import Totals
-from mlx_rq.worker.stats import LONGEST_SECONDS, WindowReport
+from mlx_rq.worker.stats import LONGEST_SECONDS, WindowStats
 
 
 def test_a_window_is_reported_once_and_only_what_it_added(
@@ -13,7 +13,7 @@ def test_a_window_is_reported_once_and_only_what_it_added(
 ) -> None:
     totals = Totals(tasks=5, decoded_tokens=10, prompt_tokens=100)
     now = 0.0
-    report = WindowReport(lambda: totals, clock=lambda: now)
+    report = WindowStats(lambda: totals, clock=lambda: now)
     totals = Totals(
         tasks=7, decoded_tokens=42, prompt_tokens=900, distinct_tokens=90, prefilled_tokens=91
     )

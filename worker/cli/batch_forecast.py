@@ -129,12 +129,12 @@ def _prompts(request: Request, tokenizer: Any) -> Sequence[Prompt]:
     """Gives the prompts of a request as tokens, or without a tokenizer as text."""
     if tokenizer is None:
         return [_text(request)]
-    from mlx_rq.engine.formats.model_format import dialect_of
+    from mlx_rq.engine.formats.model_format import model_format_of
     from mlx_rq.engine.prompts.render import render
 
     try:
         # All of its tokens: `vocab_size` leaves out those that templates write.
-        return render(request, tokenizer, len(tokenizer), dialect_of(tokenizer))
+        return render(request, tokenizer, len(tokenizer), model_format_of(tokenizer))
     except RequestError:
         return []  # the worker will say so
 

@@ -211,7 +211,7 @@ def _print_overview(state: dict[str, Any]) -> None:
         queues.add_row(*(str(value) for value in queue.values()))
     console.print(queues if state["queues"] else "No queue yet: nothing was submitted.")
     workers = Table(
-        *("worker", "model", "host", "rows", "waiting", "ended", "prompt tokens computed"),
+        *("worker", "model", "host", "batch", "waiting", "ended", "prompt tokens computed"),
         "shared prefixes",
     )
     for worker in state["workers"]:
@@ -226,7 +226,7 @@ def _print_overview(state: dict[str, Any]) -> None:
             str(worker["waiting"]),
             f"{worker['ended']:,}",
             computed,
-            worker.get("trunk_sharing", ""),
+            worker.get("prefix_sharing", ""),
         )
     console.print(
         workers if state["workers"] else "No live worker: start one with `mlx-rq worker`."

@@ -1,4 +1,4 @@
-"""The command `serve`: the HTTP door. It needs Redis and the extra `http`, not MLX."""
+"""The command `serve`: the HTTP server. It needs Redis and the extra `http`, not MLX."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ DEFAULT_HTTP_PORT = 8000
     "--allow-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="A web origin whose pages may use the door, as https://app.example.org.",
+    help="A web origin whose pages may use the server, as https://app.example.org.",
 )
 @option(
     "--requests-per-minute",
@@ -84,7 +84,7 @@ def serve(
     webhook_allow: tuple[str, ...],
     redis_url: str | None,
 ) -> None:
-    """Run the HTTP door: OpenAI's clients, or curl, put jobs into the queue and read results."""
+    """Run the HTTP server: OpenAI's clients, or curl, put jobs into the queue and read results."""
     with needs_extra("http"):
         from mlx_rq.api_stub.server import make_server
         from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
@@ -106,7 +106,7 @@ def serve(
     server = make_server(settings, host, http_port, log_level)
     server.run()
     if not server.started:
-        raise click.ClickException(f"the door did not open on {host}:{http_port}")
+        raise click.ClickException(f"the server did not open on {host}:{http_port}")
 
 
 COMMANDS = (serve,)

@@ -1,4 +1,4 @@
-"""The command `up`: a queue of its own, the HTTP door and a worker, in one terminal."""
+"""The command `up`: a queue of its own, the HTTP server and a worker, in one terminal."""
 
 import shlex
 import signal
@@ -30,10 +30,10 @@ Process = subprocess.Popen[bytes]
 @worker_options
 @option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
 @data_dir_option("Where the queue's data lasts.")
-@option("--http/--no-http", default=True, help="Open the HTTP door too, on loopback.")
+@option("--http/--no-http", default=True, help="Open the HTTP server too, on loopback.")
 @option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
 def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
-    """Run a queue, a worker and the HTTP door in this terminal; Ctrl-C ends them all.
+    """Run a queue, a worker and the HTTP server in this terminal; Ctrl-C ends them all.
 
     The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
     still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
@@ -47,16 +47,16 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
     with stopped_by_signals(), ExitStack() as running:
         url = running.enter_context(embedded_valkey(folder / FOLDER, port))
         _say_where(url, folder)
-        door = None
+        server = None
         if http:
             _check_http_port(http_port)
             serve = {"http_port": http_port, "data_dir": folder}
-            door = running.enter_context(child_process("serve", url, serve, log_level="warning"))
-            click.echo(f"door:   http://127.0.0.1:{http_port}/v1", err=True)
+            server = running.enter_context(child_process("serve", url, serve, log_level="warning"))
+            click.echo(f"server: http://127.0.0.1:{http_port}/v1", err=True)
         worker = running.enter_context(
             child_process("worker", url, {**options, "data_dir": folder})
         )
-        code = _until_the_end(worker, door, folder)
+        code = _until_the_end(worker, server, folder)
     if code:
         raise click.ClickException(f"the worker ended with code {code}")
 
@@ -64,7 +64,7 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
 def _check_http_port(port: int) -> None:
     if not is_free(port):
         raise click.ClickException(
-            f"--http-port {port} is taken, perhaps by a door that runs already: choose another "
+            f"--http-port {port} is taken, perhaps by a server that runs already: choose another "
             "port, or --no-http."
         )
 
@@ -76,17 +76,17 @@ def _say_where(url: str, folder: Path) -> None:
         click.echo(f"        others find it with MLX_RQ_DATA_DIR={where}", err=True)
 
 
-def _until_the_end(worker: Process, door: Process | None, folder: Path) -> int:
+def _until_the_end(worker: Process, server: Process | None, folder: Path) -> int:
     """Returns the worker's exit code once it has ended, by itself or told by a signal.
 
-    Raises ClickException where the door or the queue ended before.
+    Raises ClickException where the server or the queue ended before.
     """
     try:
         while (code := worker.poll()) is None:
-            if door is not None and door.poll() is not None:
+            if server is not None and server.poll() is not None:
                 raise click.ClickException(
-                    f"the HTTP door ended with code {door.returncode}, and with it all the rest; "
-                    "--no-http starts without one"
+                    f"the HTTP server ended with code {server.returncode}, and with it all the "
+                    "rest; --no-http starts without one"
                 )
             if embedded_url(folder) is None:
                 log = folder / FOLDER / LOG_FILE

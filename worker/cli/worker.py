@@ -28,9 +28,9 @@ MIN_STALL = 60.0
 
 
 class _RowCount(NumberOrWord):
-    """A number of rows, or `auto`."""
+    """A number of sequences, or `auto`."""
 
-    name = "rows"
+    name = "sequences"
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         if isinstance(value, int):
@@ -38,7 +38,7 @@ class _RowCount(NumberOrWord):
         if value == "auto":
             return "auto"
         if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is neither a number of rows nor 'auto'", param, context)
+            self.fail(f"{value!r} is neither a number of sequences nor 'auto'", param, context)
         return int(value)
 
 
@@ -50,7 +50,7 @@ _worker_options = (
         "--batch",
         type=_RowCount(),
         default="auto",
-        help="Rows that decode together; auto measures once what is best here.",
+        help="Sequences that decode together; auto measures once what is best here.",
     ),
     option(
         "--kv-budget",
@@ -176,20 +176,20 @@ def _generate(
 ) -> None:
     """Loads the model and works."""
     from mlx_rq.engine.engine import MLXEngine
-    from mlx_rq.engine.models.calibrate import batch_rows, share_from
+    from mlx_rq.engine.models.calibrate import best_batch_size, share_from
     from mlx_rq.engine.models.load import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
     from mlx_rq.worker.leases.rq_registration import NameTaken
     from mlx_rq.worker.options import WorkerOptions
-    from mlx_rq.worker.process.supervisor_pipe import Lifeline
+    from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
     from mlx_rq.worker.worker import MLXWorker
 
-    lifeline = Lifeline.from_environment()
-    lifeline.stop_with_supervisor()
+    supervisor_pipe = SupervisorPipe.from_environment()
+    supervisor_pipe.stop_with_supervisor()
     loaded = load(model, trust_remote_code=trust_remote_code)
     engine_options = EngineOptions(
-        rows=batch if isinstance(batch, int) else batch_rows(loaded),
+        batch_size=batch if isinstance(batch, int) else best_batch_size(loaded),
         kv_bytes=kv_budget,
         max_wait=max_wait,
         close_json=close_json,
@@ -204,7 +204,7 @@ def _generate(
         served_names=served_name,
         options=WorkerOptions(max_wait=max_wait, spool=spool, **options),
         name=name,
-        lifeline=lifeline,
+        supervisor_pipe=supervisor_pipe,
     )
     with reachable(connection):
         try:

@@ -8,7 +8,7 @@ from mlx_rq.jobs.openai.errors import ErrorObject, error_object
 from mlx_rq.worker.leases.claim import ClaimedJob
 
 
-class Interruptions:
+class Cancellations:
     """Collects what interrupts the jobs of a worker. `cancel` may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -9,7 +9,7 @@
 -- prefixes that nobody owns until it has enough. Others' jobs are left to them, unless one has
 -- waited too long, or a batch full of them waits and this worker has nothing else to do.
 --
--- A suspect, a job that was aboard several workers which died, is claimed by itself and only by a
+-- A suspect, a job that was in flight several workers which died, is claimed by itself and only by a
 -- worker that is idle. Nothing behind it is claimed until then, so that its turn comes.
 --
 -- KEYS: for each queue its list and its StartedJobRegistry, then the worker's set of executions.

@@ -32,7 +32,7 @@ MAX_UNIX_TIME = 2.0**40
 """Seconds; a time beyond it is no time."""
 
 SUSPECT_AFTER = 2
-"""A job that was aboard this many workers that died is generated alone."""
+"""A job that was in flight this many workers that died is generated alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ClaimedJob:
     max_attempts: int
     lease: Lease
     suspect: bool = False
-    """Whether several workers died with it aboard: nothing else is generated beside it then."""
+    """Whether several workers died with it in flight: nothing else is generated beside it then."""
     stream: bool = False
     """Whether its text is to be published while it is generated."""
     submitted_at: float | None = None
@@ -143,8 +143,8 @@ class Claims:
         )
 
     def wait(self, seconds: float) -> None:
-        """Returns when a producer rings the bell of one of the models, or after some seconds."""
-        self._connection.blpop([keys.bell(model) for model in self._models], timeout=seconds)
+        """Returns when a producer rings the wake-up of one of the models, or after some seconds."""
+        self._connection.blpop([keys.wake_up(model) for model in self._models], timeout=seconds)
 
     def hand_back(self, jobs: Iterable[ClaimedJob], *, count: Count = "no") -> int:
         """Gives jobs back; returns how many were still ours. `count` as in `give_back.lua`."""

@@ -1,14 +1,14 @@
 -- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost.
 --
 -- `count` says whether this was an attempt of the job: 'no' (a worker that stops gives back what it
--- has not finished), 'aboard' (a worker died: it was one for the jobs that it was generating, not
--- for those that only waited in it). Where the worker's record of what was aboard is gone, it was.
+-- has not finished), 'in flight' (a worker died: it was one for the jobs that it was generating, not
+-- for those that only waited in it). Where the worker's record of what was in flight is gone, it was.
 -- With `expired_before`, only a lease that ran out by then is taken.
 
-local job, queue, registry, executions, bell = unpack(KEYS)
+local job, queue, registry, executions, wake_up = unpack(KEYS)
 local job_id, execution, count, expired_before = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local execution_prefix, worker_prefix, worker_suffix = ARGV[5], ARGV[6], ARGV[7]
-local aboard_prefix, bells_kept, bell_seconds = ARGV[8], tonumber(ARGV[9]), ARGV[10]
+local in_flight_prefix, wake_ups_kept, wake_up_seconds = ARGV[8], tonumber(ARGV[9]), ARGV[10]
 local composite = job_id .. ':' .. execution
 local record = execution_prefix .. composite
 
@@ -25,17 +25,17 @@ if not lease_end then return 0 end
 redis.call('ZREM', registry, composite)
 if attempt('HGET', job, 'status') ~= 'started' then return 0 end
 
-if count == 'aboard' then
-  local aboard = attempt('GET', aboard_prefix .. worker)
-  local was_aboard = not aboard or string.find(' ' .. aboard .. ' ', ' ' .. job_id .. ' ', 1, true)
+if count == 'in_flight' then
+  local in_flight = attempt('GET', in_flight_prefix .. worker)
+  local was_in_flight = not in_flight or string.find(' ' .. in_flight .. ' ', ' ' .. job_id .. ' ', 1, true)
   local retries_left = tonumber(redis.call('HGET', job, 'retries_left') or '')
-  if was_aboard and retries_left and retries_left > 0 then
+  if was_in_flight and retries_left and retries_left > 0 then
     redis.call('HSET', job, 'retries_left', retries_left - 1)
   end
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 write('LPUSH', queue, job_id)
-write('RPUSH', bell, 1)
-redis.call('LTRIM', bell, -bells_kept, -1)
-redis.call('EXPIRE', bell, bell_seconds)
+write('RPUSH', wake_up, 1)
+redis.call('LTRIM', wake_up, -wake_ups_kept, -1)
+redis.call('EXPIRE', wake_up, wake_up_seconds)
 return 1

@@ -71,7 +71,7 @@ class LeaseKeeper(threading.Thread):
 
     def forget(self) -> None:
         """Takes the worker's records away. Not before its jobs are back: they are read for that."""
-        self._connection.delete(keys.worker(self._worker.name), keys.aboard(self._worker.name))
+        self._connection.delete(keys.worker(self._worker.name), keys.in_flight(self._worker.name))
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -106,7 +106,7 @@ class LeaseKeeper(threading.Thread):
                 )
                 execution: Execution = job.execution
                 execution.heartbeat(registry, self._lease_seconds, pipe)
-            pipe.expire(keys.aboard(self._worker.name), self._aboard_seconds)
+            pipe.expire(keys.in_flight(self._worker.name), self._in_flight_seconds)
             pipe.hexists(self._worker.key, "birth")
             *_, known = pipe.execute()
         if not known:
@@ -123,14 +123,14 @@ class LeaseKeeper(threading.Thread):
         client = self._connection if pipe is None else pipe
         client.set(keys.worker(self._worker.name), self_told, ex=2 * self._lease_seconds)
 
-    def say_aboard(self, job_ids: Iterable[str]) -> None:
+    def say_in_flight(self, job_ids: Iterable[str]) -> None:
         """Says which jobs are being generated: whose attempt it was, should the worker die now."""
         self._connection.set(
-            keys.aboard(self._worker.name), " ".join(job_ids), ex=self._aboard_seconds
+            keys.in_flight(self._worker.name), " ".join(job_ids), ex=self._in_flight_seconds
         )
 
     @property
-    def _aboard_seconds(self) -> int:
+    def _in_flight_seconds(self) -> int:
         """Longer than the leases, so that it can be read when they have run out."""
         return 2 * self._lease_seconds + 60
 

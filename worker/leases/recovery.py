@@ -29,7 +29,7 @@ from mlx_rq.jobs.queue.workers import live_workers
 
 logger = logging.getLogger("mlx_rq.worker")
 
-Count = Literal["no", "aboard"]
+Count = Literal["no", "in_flight"]
 
 _AT_ONCE = 1000
 """Expired leases that are looked at in one go."""
@@ -77,7 +77,7 @@ def give_back(
                     names["queue"],
                     names["started"],
                     ExecutionRegistry(job_id, connection).key,
-                    keys.bell(model),
+                    keys.wake_up(model),
                 ],
                 args=[
                     job_id,
@@ -85,9 +85,9 @@ def give_back(
                     count,
                     "" if expired_before is None else expired_before,
                     *execution_key_parts(),
-                    keys.ABOARD,
-                    keys.BELLS_KEPT,
-                    keys.BELL_SECONDS,
+                    keys.IN_FLIGHT,
+                    keys.WAKE_UPS_KEPT,
+                    keys.WAKE_UP_SECONDS,
                 ],
                 client=pipe,
             )
@@ -114,7 +114,7 @@ def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
             if not is_of_another_type(error):
                 raise
             logger.error("queue %s: one of its keys holds something else: %s", queue.name, error)
-    returned = give_back(connection, held, count="aboard", expired_before=now) if held else 0
+    returned = give_back(connection, held, count="in_flight", expired_before=now) if held else 0
     if returned:
         logger.warning("the leases of %d jobs ran out: they are queued again", returned)
     return returned
@@ -125,7 +125,7 @@ def _held(composite: Any, queue_name: str) -> Held:
     return Held(job_id, execution_id, queue_name)
 
 
-def bury(connection: Redis, worker_name: str) -> int:
+def reap(connection: Redis, worker_name: str) -> int:
     """Gives back what a dead worker held and takes it out of RQ's lists; returns how many jobs.
 
     Only for one that is known to be dead: a living one would lose its leases.
@@ -143,7 +143,7 @@ def bury(connection: Redis, worker_name: str) -> int:
         if origin is not None and keys.is_ours(_text(origin))
     ]
     in_order = [lease for _, lease in sorted(held)]
-    returned = give_back(connection, in_order, count="aboard") if in_order else 0
+    returned = give_back(connection, in_order, count="in_flight") if in_order else 0
     record = f"{BaseWorker.redis_worker_namespace_prefix}{worker_name}"
     queues = _text(connection.hget(record, "queues") or b"")
     for listed_in in (
@@ -151,7 +151,7 @@ def bury(connection: Redis, worker_name: str) -> int:
         *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",")),
     ):
         connection.srem(listed_in, record)
-    connection.delete(record, executions, keys.worker(worker_name), keys.aboard(worker_name))
+    connection.delete(record, executions, keys.worker(worker_name), keys.in_flight(worker_name))
     return returned
 
 
@@ -168,11 +168,11 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def bury_dead_of_this_machine(connection: Redis) -> None:
-    """Buries the workers that once ran here and whose processes are gone, whoever killed them."""
+def reap_dead_of_this_machine(connection: Redis) -> None:
+    """Reaps the workers that once ran here and whose processes are gone, whoever killed them."""
     for worker in live_workers(connection):
         if worker.get("machine") == machine() and not _runs(worker.get("pid")):
-            returned = bury(connection, worker["name"])
+            returned = reap(connection, worker["name"])
             logger.warning(
                 "worker %s died here: %d of its jobs are queued again", worker["name"], returned
             )
@@ -187,10 +187,10 @@ def _runs(pid: object) -> bool:
         return False
     except (PermissionError, OverflowError):
         pass
-    return not _waits_for_burial(pid)
+    return not _is_zombie(pid)
 
 
-def _waits_for_burial(pid: int) -> bool:
+def _is_zombie(pid: int) -> bool:
     """Tells a process that has ended, but whose parent has not asked how (Linux only says so)."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()

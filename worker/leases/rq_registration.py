@@ -19,7 +19,7 @@ class NameTaken(ValueError):
     """A live worker has this name already."""
 
 
-class Member(BaseWorker):
+class RQRegistration(BaseWorker):
     """What an MLXWorker is to RQ."""
 
     def sign_on(self) -> None:

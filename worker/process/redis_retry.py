@@ -12,7 +12,7 @@ RETRY_SECONDS = 1.0
 """Redis is left alone for so long after it failed: an attempt may take its whole timeout."""
 
 
-class Reach:
+class RedisRetry:
     """Whether Redis can be reached, as far as the generation thread knows.
 
     `still_alive` is called when an attempt has failed: waiting for Redis is no stall.

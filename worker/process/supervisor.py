@@ -20,7 +20,7 @@ from types import FrameType
 from redis import Redis
 from redis.exceptions import RedisError
 
-from mlx_rq.worker.leases.recovery import bury, bury_dead_of_this_machine
+from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
 from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, GROWN, REDIS_AWAY, SHRINK_VARIABLE
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -124,7 +124,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run(self) -> int:
-        self._until_redis_answers(lambda: bury_dead_of_this_machine(self._connection))
+        self._until_redis_answers(lambda: reap_dead_of_this_machine(self._connection))
         while True:
             life = self._start()
             try:
@@ -136,7 +136,7 @@ class Supervisor:
             if code == 0 or (code > 0 and not may_work_later):
                 return code  # it has said itself why
             was_told = self._stop.wanted
-            self._until_redis_answers(self._bury)
+            self._until_redis_answers(self._reap)
             if was_told:
                 # A worker that is not ready yet ends by the signal itself.
                 return 0 if code == -signal.SIGTERM else 1
@@ -212,8 +212,8 @@ class Supervisor:
         if self._life is not None:
             self._life.process.send_signal(signal.SIGTERM)
 
-    def _bury(self) -> None:
-        returned = bury(self._connection, self._name)
+    def _reap(self) -> None:
+        returned = reap(self._connection, self._name)
         logger.warning("%d jobs of the dead worker are queued again", returned)
 
     def _until_redis_answers(self, action: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import suppress
 
-FD_VARIABLE = "MLX_RQ_LIFELINE"
+FD_VARIABLE = "MLX_RQ_SUPERVISOR_PIPE"
 """Names the file descriptor of the worker's end."""
 
 SHRINK_VARIABLE = "MLX_RQ_SHRINK"
@@ -26,7 +26,7 @@ GROWN = b"+"
 _BEATS_SECONDS = 0.5
 
 
-class Lifeline:
+class SupervisorPipe:
     """The worker's end. Says nothing where there is no supervisor."""
 
     def __init__(self, line: socket.socket | None, shrink: int = 0) -> None:
@@ -35,7 +35,7 @@ class Lifeline:
         self.shrink = shrink
 
     @classmethod
-    def from_environment(cls) -> "Lifeline":
+    def from_environment(cls) -> "SupervisorPipe":
         """Takes the line that the supervisor left in the environment, so that no child gets it."""
         number = os.environ.pop(FD_VARIABLE, None)
         shrink = int(os.environ.pop(SHRINK_VARIABLE, "0"))
@@ -44,7 +44,7 @@ class Lifeline:
     def stop_with_supervisor(self) -> None:
         """From now on this process gets a SIGTERM when its supervisor dies: nobody watches it."""
         if self._line is not None:
-            threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+            threading.Thread(target=self._watch, name="supervisor-pipe", daemon=True).start()
 
     def _watch(self) -> None:
         assert self._line is not None

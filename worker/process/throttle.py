@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from mlx_rq.engine.interface import Engine
-from mlx_rq.worker.process.supervisor_pipe import Lifeline
+from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -17,19 +17,22 @@ class Throttle:
     """Halves an engine's batch as often as the supervisor says, and doubles it now and then."""
 
     def __init__(
-        self, engine: Engine, lifeline: Lifeline, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        supervisor_pipe: SupervisorPipe,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._lifeline = lifeline
+        self._supervisor_pipe = supervisor_pipe
         self._clock = clock
         self._changed_at = clock()
-        engine.throttle(0.5**lifeline.shrink)
+        engine.throttle(0.5**supervisor_pipe.shrink)
 
     def grow(self) -> None:
         """Doubles the batch when its time has come, up to what it was before any crash."""
-        if not self._lifeline.shrink or self._clock() - self._changed_at < GROW_SECONDS:
+        if not self._supervisor_pipe.shrink or self._clock() - self._changed_at < GROW_SECONDS:
             return
         self._changed_at = self._clock()
-        self._lifeline.grown()
-        self._engine.throttle(0.5**self._lifeline.shrink)
+        self._supervisor_pipe.grown()
+        self._engine.throttle(0.5**self._supervisor_pipe.shrink)
         logger.info("the batch has %d rows again", self._engine.capacity)

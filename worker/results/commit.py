@@ -10,7 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from mlx_rq.engine.interface import Outcome
 from mlx_rq.jobs.openai.errors import error_in
-from mlx_rq.jobs.queue.finish import Ending, end_job
+from mlx_rq.jobs.queue.finish import FinishState, finish_job
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.recovery import is_of_another_type
 from mlx_rq.worker.tasks import no_answer
@@ -67,7 +67,7 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
 
 
 def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str, Any]) -> None:
-    end_job(
+    finish_job(
         pipe,
         connection,
         job_id=job.id,
@@ -79,7 +79,7 @@ def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str
     )
 
 
-def _ending(result: Mapping[str, Any]) -> Ending:
+def _ending(result: Mapping[str, Any]) -> FinishState:
     error = error_in(result)
     if error is None:
         return "finished"

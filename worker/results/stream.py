@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 5.0
 _Told = dict[tuple[int, Kind], str]
 
 
-class Deltas:
+class StreamPublisher:
     """Follows the streamed jobs of one worker. Without any, `publish` costs nothing."""
 
     def __init__(

@@ -13,7 +13,7 @@ from batch_helpers import full_disk_at
 from fakes import FakeEngine, StartWorker, eventually, failure
 from openai.types import Batch, FileObject
 from redis import Redis
-from servers import OpenDoor, StartDoor, open_door
+from servers import RunningServer, StartServer, run_server
 
 from mlx_rq import Job
 from mlx_rq.api_stub.file_store import FileStore
@@ -28,38 +28,38 @@ def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
-def upload(door: OpenDoor, lines: Any, **options: Any) -> FileObject:
+def upload(server: RunningServer, lines: Any, **options: Any) -> FileObject:
     if isinstance(lines, list):
         lines = "".join(json.dumps(item) + "\n" for item in lines).encode()
     file = ("in.jsonl", io.BytesIO(lines))
-    return door.client().files.create(file=file, purpose="batch", **options)
+    return server.client().files.create(file=file, purpose="batch", **options)
 
 
-def start(door: OpenDoor, lines: Any, endpoint: Any = CHAT, **options: Any) -> Batch:
-    return door.client().batches.create(
-        input_file_id=upload(door, lines).id,
+def start(server: RunningServer, lines: Any, endpoint: Any = CHAT, **options: Any) -> Batch:
+    return server.client().batches.create(
+        input_file_id=upload(server, lines).id,
         endpoint=endpoint,
         completion_window="24h",
         **options,
     )
 
 
-def ended(door: OpenDoor, batch: Batch) -> Batch:
+def ended(server: RunningServer, batch: Batch) -> Batch:
     """Waits for a batch to end."""
     done = ("completed", "failed", "expired", "cancelled")
-    return until(door, batch, lambda batch: batch.status in done)
+    return until(server, batch, lambda batch: batch.status in done)
 
 
-def until(door: OpenDoor, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
-    client = door.client()
+def until(server: RunningServer, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
+    client = server.client()
     eventually(lambda: condition(client.batches.retrieve(batch.id)), "the batch")
     return client.batches.retrieve(batch.id)
 
 
-def read(door: OpenDoor, file_id: str | None) -> dict[str, Any]:
+def read(server: RunningServer, file_id: str | None) -> dict[str, Any]:
     """Reads an output or error file: its records by custom_id."""
     assert file_id is not None
-    text = door.client().files.content(file_id).text
+    text = server.client().files.content(file_id).text
     records = [json.loads(raw) for raw in text.splitlines()]
     assert len({record["custom_id"] for record in records}) == len(records)
     return {record["custom_id"]: record for record in records}
@@ -71,18 +71,18 @@ def counts(batch: Batch) -> tuple[int, int, int]:
     return found.total, found.completed, found.failed
 
 
-def test_from_upload_to_output_file(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_from_upload_to_output_file(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    batch = start(door, [line(f"r{i}") for i in range(30)], metadata={"for": "the test"})
+    batch = start(server, [line(f"r{i}") for i in range(30)], metadata={"for": "the test"})
     assert batch.status == "validating"
     assert batch.metadata == {"for": "the test"}
-    batch = ended(door, batch)
+    batch = ended(server, batch)
     assert batch.status == "completed"
     assert counts(batch) == (30, 30, 0)
     assert batch.error_file_id is None
     assert batch.in_progress_at is not None
     assert batch.completed_at is not None
-    output = read(door, batch.output_file_id)
+    output = read(server, batch.output_file_id)
     assert set(output) == {f"r{i}" for i in range(30)}
     record = output["r7"]
     assert record["error"] is None
@@ -90,22 +90,22 @@ def test_from_upload_to_output_file(door: OpenDoor, start_worker: StartWorker) -
     assert record["response"]["body"]["choices"][0]["message"]["content"].startswith("chat for ")
     assert batch.usage is not None
     assert (batch.usage.input_tokens, batch.usage.output_tokens) == (90, 60)
-    file = door.client().files.retrieve(batch.output_file_id or "")
+    file = server.client().files.retrieve(batch.output_file_id or "")
     assert file.purpose == "batch_output"
-    assert file.bytes == len(door.client().files.content(file.id).content)
-    assert [found.id for found in door.client().batches.list()] == [batch.id]
+    assert file.bytes == len(server.client().files.content(file.id).content)
+    assert [found.id for found in server.client().batches.list()] == [batch.id]
 
 
-def test_errors_have_a_file_of_their_own(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_errors_have_a_file_of_their_own(server: RunningServer, start_worker: StartWorker) -> None:
     def refuse(task: Any) -> Any:
         long = "long" in task.request.messages[0].content
         return failure("context_length_exceeded") if long else None
 
     start_worker(FakeEngine(refuse=refuse))
-    batch = ended(door, start(door, [line("a"), line("long"), line("hot", temperature=9)]))
+    batch = ended(server, start(server, [line("a"), line("long"), line("hot", temperature=9)]))
     assert (batch.status, counts(batch)) == ("completed", (3, 1, 2))
-    assert set(read(door, batch.output_file_id)) == {"a"}
-    errors = read(door, batch.error_file_id)
+    assert set(read(server, batch.output_file_id)) == {"a"}
+    errors = read(server, batch.error_file_id)
     assert errors["long"]["response"]["status_code"] == 400
     assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     assert errors["hot"]["response"]["body"]["error"]["param"] == "temperature"
@@ -113,27 +113,29 @@ def test_errors_have_a_file_of_their_own(door: OpenDoor, start_worker: StartWork
 
 
 def test_line_with_a_schema_that_cannot_be_measured_fails_alone(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     start_worker()
     odd = [
         line("half", guided_json={"enum": ["\ud800"]}),
         line("endless", guided_json={"multipleOf": 10**400}),
     ]
-    batch = ended(door, start(door, [line("a"), *odd, line("b")]))
+    batch = ended(server, start(server, [line("a"), *odd, line("b")]))
     assert (batch.status, counts(batch)) == ("completed", (4, 2, 2))
-    errors = read(door, batch.error_file_id)
+    errors = read(server, batch.error_file_id)
     params = {name: err["response"]["body"]["error"]["param"] for name, err in errors.items()}
     assert params == {"half": "guided_json", "endless": "guided_json"}
 
 
-def test_all_lines_failing_is_still_completed(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_all_lines_failing_is_still_completed(
+    server: RunningServer, start_worker: StartWorker
+) -> None:
     start_worker(served_names=["smollm2"])
-    batch = ended(door, start(door, (CASES / "bad_parameters.jsonl").read_bytes()))
+    batch = ended(server, start(server, (CASES / "bad_parameters.jsonl").read_bytes()))
     assert (batch.status, counts(batch)) == ("completed", (10, 0, 10))
     assert batch.output_file_id is None
     assert batch.usage is None
-    errors = read(door, batch.error_file_id)
+    errors = read(server, batch.error_file_id)
     assert {record["response"]["status_code"] for record in errors.values()} == {400}
     codes = {name: record["response"]["body"]["error"]["code"] for name, record in errors.items()}
     assert codes["temp"] == "decimal_above_max_value"
@@ -167,7 +169,7 @@ def test_all_lines_failing_is_still_completed(door: OpenDoor, start_worker: Star
     ],
 )
 def test_faults_of_the_file_fail_the_batch_before_anything_runs(
-    door: OpenDoor,
+    server: RunningServer,
     start_worker: StartWorker,
     lines: Any,
     endpoint: str,
@@ -177,7 +179,7 @@ def test_faults_of_the_file_fail_the_batch_before_anything_runs(
 ) -> None:
     engine = FakeEngine()
     start_worker(engine, served_names=["smollm2"])
-    batch = ended(door, start(door, lines, endpoint))
+    batch = ended(server, start(server, lines, endpoint))
     assert batch.status == "failed"
     assert batch.failed_at is not None
     assert batch.errors is not None
@@ -187,11 +189,11 @@ def test_faults_of_the_file_fail_the_batch_before_anything_runs(
     assert engine.added == []
 
 
-def test_missing_input_file_fails_later_not_at_once(door: OpenDoor) -> None:
-    batch = door.client().batches.create(
+def test_missing_input_file_fails_later_not_at_once(server: RunningServer) -> None:
+    batch = server.client().batches.create(
         input_file_id="file-nothing", endpoint=CHAT, completion_window="24h"
     )
-    batch = ended(door, batch)
+    batch = ended(server, batch)
     assert batch.status == "failed"
     assert batch.errors is not None
     assert batch.errors.data is not None
@@ -208,12 +210,12 @@ def test_missing_input_file_fails_later_not_at_once(door: OpenDoor) -> None:
     ],
 )
 def test_upload_that_is_no_file_of_requests(
-    door: OpenDoor, tmp_path: Path, content: bytes, message: str
+    server: RunningServer, tmp_path: Path, content: bytes, message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=message) as caught:
-        upload(door, content)
+        upload(server, content)
     assert caught.value.param == "file"
-    assert door.client().files.list().data == []
+    assert server.client().files.list().data == []
     assert list(tmp_path.rglob("*.data")) == []
 
 
@@ -228,90 +230,92 @@ def test_upload_that_is_no_file_of_requests(
         ({"extra": 1}, "extra", "unknown_parameter"),
     ],
 )
-def test_wrong_batch(door: OpenDoor, change: Any, param: str, code: str) -> None:
+def test_wrong_batch(server: RunningServer, change: Any, param: str, code: str) -> None:
     body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h", **change}
-    answer = door.http.post("/v1/batches", json=body)
+    answer = server.http.post("/v1/batches", json=body)
     assert answer.status_code == 400
     assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code)
 
 
 def test_counts_move_and_cancel_keeps_what_is_done(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True, capacity=2)
     start_worker(engine, window=3)
-    batch = start(door, [line(f"r{i}") for i in range(8)])
+    batch = start(server, [line(f"r{i}") for i in range(8)])
     first, *_ = engine.wait_for_tasks(3)
     engine.release(first)
-    until(door, batch, lambda batch: counts(batch) == (8, 1, 0))
-    client = door.client()
+    until(server, batch, lambda batch: counts(batch) == (8, 1, 0))
+    client = server.client()
     assert client.batches.cancel(batch.id).status == "cancelling"
     assert client.batches.cancel(batch.id).status == "cancelling"
     time.sleep(1.2)  # what still waits is taken out of the queue; what runs is let finish
     assert client.batches.retrieve(batch.id).status == "cancelling"
     engine.release()
-    batch = ended(door, batch)
+    batch = ended(server, batch)
     assert batch.status == "cancelled"
     assert batch.cancelled_at is not None
     total, completed, failed = counts(batch)
     assert total == completed + failed == 8
     assert 3 <= completed < 8
-    assert len(read(door, batch.output_file_id)) == completed
-    errors = read(door, batch.error_file_id)
+    assert len(read(server, batch.output_file_id)) == completed
+    errors = read(server, batch.error_file_id)
     assert {record["error"]["code"] for record in errors.values()} == {"batch_cancelled"}
     assert all(record["response"] is None for record in errors.values())
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
-def test_completed_batch_cannot_be_cancelled(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_completed_batch_cannot_be_cancelled(
+    server: RunningServer, start_worker: StartWorker
+) -> None:
     start_worker()
-    batch = ended(door, start(door, [line("a")]))
+    batch = ended(server, start(server, [line("a")]))
     with pytest.raises(openai.ConflictError) as caught:
-        door.client(max_retries=2).batches.cancel(batch.id)
+        server.client(max_retries=2).batches.cancel(batch.id)
     assert "Cannot cancel a batch with status 'completed'." in caught.value.message
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
 def test_window_that_closes(
-    door: OpenDoor, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
         __import__("mlx_rq.api_stub.batch_runner", fromlist=["x"]).WINDOW_SECONDS, "24h", 1
     )
     engine = FakeEngine(hold=True, capacity=1)
     start_worker(engine, window=1)
-    batch = start(door, [line(f"r{i}") for i in range(3)])
+    batch = start(server, [line(f"r{i}") for i in range(3)])
     engine.wait_for_tasks(1)
     time.sleep(2.2)
     engine.release()
-    batch = ended(door, batch)
+    batch = ended(server, batch)
     assert (batch.status, counts(batch)) == ("expired", (3, 1, 2))
     assert batch.expired_at is not None
-    errors = read(door, batch.error_file_id)
+    errors = read(server, batch.error_file_id)
     assert {record["error"]["code"] for record in errors.values()} == {"batch_expired"}
 
 
-def test_door_that_restarts_goes_on_and_runs_nothing_twice(
+def test_server_that_restarts_goes_on_and_runs_nothing_twice(
     redis_url: str, tmp_path: Path, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True, capacity=4)
     start_worker(engine)
     settings = Settings(data_dir=tmp_path, redis_url=redis_url)
-    with open_door(settings) as door:
-        batch = start(door, [line(f"r{i}") for i in range(10)])
+    with run_server(settings) as server:
+        batch = start(server, [line(f"r{i}") for i in range(10)])
         some = engine.wait_for_tasks(10)[:3]
         engine.release(*some)
-        until(door, batch, lambda batch: counts(batch) == (10, 3, 0))
+        until(server, batch, lambda batch: counts(batch) == (10, 3, 0))
     engine.release()
-    with open_door(settings) as door:
-        batch = ended(door, batch)
+    with run_server(settings) as server:
+        batch = ended(server, batch)
         assert (batch.status, counts(batch)) == ("completed", (10, 10, 0))
-        assert len(read(door, batch.output_file_id)) == 10
+        assert len(read(server, batch.output_file_id)) == 10
     assert len(engine.added) == 10
 
 
 def change_record(data_dir: Path, batch: Batch, **fields: Any) -> None:
-    """Changes the record of a batch on the disk, while its door is closed."""
+    """Changes the record of a batch on the disk, while its server is closed."""
     path = data_dir / "http" / "batches" / f"{batch.id}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
@@ -323,7 +327,7 @@ OVERDUE = {"expires_at": 1}
 @pytest.mark.parametrize(
     ("fields", "status"), [(CANCELLING, "cancelled"), (OVERDUE, "expired")], ids=["cancel", "late"]
 )
-def test_door_that_restarts_to_stop_a_batch_takes_what_was_answered_meanwhile(
+def test_server_that_restarts_to_stop_a_batch_takes_what_was_answered_meanwhile(
     redis_url: str,
     connection: Redis,
     tmp_path: Path,
@@ -334,68 +338,68 @@ def test_door_that_restarts_to_stop_a_batch_takes_what_was_answered_meanwhile(
     engine = FakeEngine(hold=True, capacity=2)
     start_worker(engine, window=3)
     settings = Settings(data_dir=tmp_path, redis_url=redis_url)
-    with open_door(settings) as door:
-        batch = start(door, [line(f"r{i}") for i in range(8)])
+    with run_server(settings) as server:
+        batch = start(server, [line(f"r{i}") for i in range(8)])
         first, *_ = engine.wait_for_tasks(3)
     engine.release(first)
     engine.wait_for_tasks(4)  # its answer is in Redis, three others are being generated
     eventually(lambda: Job(first, redis_url).status() == "completed")
     change_record(tmp_path, batch, **fields)
 
-    with open_door(settings) as door:
+    with run_server(settings) as server:
         eventually(lambda: connection.llen("rq:queue:mlx-rq:fake:low") == 0, "taking them back")
         engine.release()
-        batch = ended(door, batch)
+        batch = ended(server, batch)
         assert (batch.status, counts(batch)) == (status, (8, 4, 4))
-        assert len(read(door, batch.output_file_id)) == 4
-        errors = read(door, batch.error_file_id)
+        assert len(read(server, batch.output_file_id)) == 4
+        errors = read(server, batch.error_file_id)
     assert {record["error"]["code"] for record in errors.values()} == {f"batch_{status}"}
     assert len(engine.added) == 4
 
 
-def test_batch_that_was_answered_before_a_late_door_looked_is_completed(
+def test_batch_that_was_answered_before_a_late_server_looked_is_completed(
     redis_url: str, tmp_path: Path, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
     settings = Settings(data_dir=tmp_path, redis_url=redis_url)
-    with open_door(settings) as door:
-        batch = start(door, [line("a"), line("b")])
+    with run_server(settings) as server:
+        batch = start(server, [line("a"), line("b")])
         jobs = engine.wait_for_tasks(2)
     engine.release()
     eventually(lambda: {Job(job, redis_url).status() for job in jobs} == {"completed"})
     change_record(tmp_path, batch, **OVERDUE)
-    with open_door(settings) as door:
-        batch = ended(door, batch)
+    with run_server(settings) as server:
+        batch = ended(server, batch)
         assert (batch.status, counts(batch)) == ("completed", (2, 2, 0))
 
 
 def test_batch_that_fails_on_its_way_keeps_what_was_answered(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
     with full_disk_at("c"):
-        batch = start(door, [line("a"), line("b"), line("c"), line("hot", temperature=9)])
+        batch = start(server, [line("a"), line("b"), line("c"), line("hot", temperature=9)])
         a, b, _ = engine.wait_for_tasks(3)
         engine.release(a, b)
-        until(door, batch, lambda batch: counts(batch) == (4, 2, 1))
+        until(server, batch, lambda batch: counts(batch) == (4, 2, 1))
         engine.release()
 
-        batch = ended(door, batch)
+        batch = ended(server, batch)
 
     assert (batch.status, counts(batch)) == ("failed", (4, 2, 1))
     assert batch.errors is not None
     assert batch.errors.data is not None
     assert batch.errors.data[0].code == "server_error"
-    assert set(read(door, batch.output_file_id)) == {"a", "b"}
-    assert set(read(door, batch.error_file_id)) == {"hot"}
-    folder = door.server.config.app.state.door.settings.data_dir / "http" / "batches"
+    assert set(read(server, batch.output_file_id)) == {"a", "b"}
+    assert set(read(server, batch.error_file_id)) == {"hot"}
+    folder = server.server.config.app.state.server.settings.data_dir / "http" / "batches"
     eventually(lambda: not (folder / batch.id).exists(), "the end of the folder")
 
 
 def test_cleaning_up_that_fails_is_not_the_end_of_batches(
-    start_door: StartDoor, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+    start_server: StartServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
 
@@ -406,26 +410,26 @@ def test_cleaning_up_that_fails_is_not_the_end_of_batches(
     monkeypatch.setattr(FileStore, "sweep", fail)
     monkeypatch.setattr("mlx_rq.api_stub.service._SWEEP_SECONDS", 0.01)
     start_worker()
-    door = start_door()
+    server = start_server()
     eventually(lambda: len(tried) >= 3, "trying again")
-    assert ended(door, start(door, [line("a")])).status == "completed"
+    assert ended(server, start(server, [line("a")])).status == "completed"
 
 
 def test_batch_survives_the_deletion_of_its_input(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    batch = start(door, [line("a")])
+    batch = start(server, [line("a")])
     engine.wait_for_tasks(1)
-    door.client().files.delete(batch.input_file_id)
+    server.client().files.delete(batch.input_file_id)
     engine.release()
-    assert ended(door, batch).status == "completed"
+    assert ended(server, batch).status == "completed"
 
 
-def test_files(door: OpenDoor) -> None:
-    client = door.client()
-    ids = [upload(door, [line(f"r{i}")]).id for i in range(5)]
+def test_files(server: RunningServer) -> None:
+    client = server.client()
+    ids = [upload(server, [line(f"r{i}")]).id for i in range(5)]
     assert [file.id for file in client.files.list()] == ids[::-1]
     assert [file.id for file in client.files.list(order="asc", limit=2)] == ids
     assert client.files.list(limit=2).has_more
@@ -444,20 +448,22 @@ def test_files(door: OpenDoor) -> None:
         client.batches.retrieve("batch_nothing")
 
 
-def test_file_that_expires(door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_expires(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     expires: Any = {"anchor": "created_at", "seconds": 3600}
-    file = upload(door, [line("a")], expires_after=expires)
+    file = upload(server, [line("a")], expires_after=expires)
     assert file.expires_at == file.created_at + 3600
     monkeypatch.setattr("mlx_rq.api_stub.file_store.time.time", lambda: file.created_at + 3601)
     with pytest.raises(openai.NotFoundError):
-        door.client().files.retrieve(file.id)
+        server.client().files.retrieve(file.id)
     monkeypatch.undo()
     with pytest.raises(openai.BadRequestError) as caught:
-        upload(door, [line("a")], expires_after={**expires, "seconds": 60})
+        upload(server, [line("a")], expires_after={**expires, "seconds": 60})
     assert caught.value.param == "expires_after.seconds"
 
 
-def test_two_doors_do_not_share_a_data_folder(door: OpenDoor, start_door: StartDoor) -> None:
-    used = door.server.config.app.state.door.settings.data_dir
-    with pytest.raises(ValueError, match="Another door uses"):
-        start_door(data_dir=used)
+def test_two_servers_do_not_share_a_data_folder(
+    server: RunningServer, start_server: StartServer
+) -> None:
+    used = server.server.config.app.state.server.settings.data_dir
+    with pytest.raises(ValueError, match="Another server uses"):
+        start_server(data_dir=used)

@@ -10,16 +10,16 @@ import pytest
 from fakes import FakeEngine, StartWorker, eventually, failure
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
-from servers import OpenDoor, StartDoor
+from servers import RunningServer, StartServer
 
 from mlx_rq.jobs.client.job import Job, fetch
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
-def test_chat(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_chat(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    answer = door.client().chat.completions.create(model="fake", messages=HELLO)
+    answer = server.client().chat.completions.create(model="fake", messages=HELLO)
     assert isinstance(answer, ChatCompletion)
     job_id = answer.id.removeprefix("chatcmpl-")
     assert answer.choices[0].message.content == f"chat for {job_id}"
@@ -29,23 +29,23 @@ def test_chat(door: OpenDoor, start_worker: StartWorker) -> None:
     assert fetch(job_id).status() == "completed"
 
 
-def test_completion(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_completion(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    answer = door.client().completions.create(model="fake", prompt="Once upon", max_tokens=2)
+    answer = server.client().completions.create(model="fake", prompt="Once upon", max_tokens=2)
     assert isinstance(answer, Completion)
     assert answer.choices[0].text == f"text for {answer.id.removeprefix('cmpl-')}"
 
 
-async def _many(door: OpenDoor, count: int) -> list[ChatCompletion]:
-    async with door.async_client() as client:
+async def _many(server: RunningServer, count: int) -> list[ChatCompletion]:
+    async with server.async_client() as client:
         return await asyncio.gather(
             *(client.chat.completions.create(model="fake", messages=HELLO) for _ in range(count))
         )
 
 
-def test_many_at_once(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_many_at_once(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    answers = asyncio.run(_many(door, 40))
+    answers = asyncio.run(_many(server, 40))
     assert len({answer.id for answer in answers}) == 40
     for answer in answers:
         assert answer.choices[0].message.content == f"chat for {answer.id[9:]}"
@@ -66,51 +66,53 @@ def test_many_at_once(door: OpenDoor, start_worker: StartWorker) -> None:
     ],
 )
 def test_wrong_body(
-    door: OpenDoor, start_worker: StartWorker, kind: str, body: Any, param: str, code: str
+    server: RunningServer, start_worker: StartWorker, kind: str, body: Any, param: str, code: str
 ) -> None:
     start_worker()
     path = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}[kind]
-    answer = door.http.post(path, json=body)
+    answer = server.http.post(path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert answer.json()["error"]["code"] == code
 
 
-def test_model_that_nobody_serves(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_model_that_nobody_serves(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
     with pytest.raises(openai.NotFoundError) as caught:
-        door.client().chat.completions.create(model="other", messages=HELLO)
+        server.client().chat.completions.create(model="other", messages=HELLO)
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
     assert "Served now: fake." in caught.value.message
 
 
-def test_worker_that_came_a_moment_ago_is_seen(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_worker_that_came_a_moment_ago_is_seen(
+    server: RunningServer, start_worker: StartWorker
+) -> None:
     with pytest.raises(openai.NotFoundError, match="No worker is alive"):
-        door.client().chat.completions.create(model="fake", messages=HELLO)
+        server.client().chat.completions.create(model="fake", messages=HELLO)
     start_worker()
-    eventually(lambda: bool(door.client().models.list().data), "the worker's record")
-    assert door.client().chat.completions.create(model="fake", messages=HELLO).id
+    eventually(lambda: bool(server.client().models.list().data), "the worker's record")
+    assert server.client().chat.completions.create(model="fake", messages=HELLO).id
 
 
-def test_failed_job(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_failed_job(server: RunningServer, start_worker: StartWorker) -> None:
     refusal = failure("context_length_exceeded", "Too long.")
     start_worker(FakeEngine(refuse=lambda task: refusal))
     with pytest.raises(openai.BadRequestError) as caught:
-        door.client().chat.completions.create(model="fake", messages=HELLO)
+        server.client().chat.completions.create(model="fake", messages=HELLO)
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
 def test_answer_comes_before_the_clients_read_timeout(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
     started = time.monotonic()
     with pytest.raises(openai.APIStatusError) as caught:
-        # With retries: the door says that there should be none.
-        door.client(max_retries=2, timeout=2.0).chat.completions.create(
+        # With retries: the server says that there should be none.
+        server.client(max_retries=2, timeout=2.0).chat.completions.create(
             model="fake", messages=HELLO
         )
     assert time.monotonic() - started < 3.0
@@ -122,46 +124,48 @@ def test_answer_comes_before_the_clients_read_timeout(
     assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
 
 
-def test_client_that_hangs_up_cancels_its_job(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_client_that_hangs_up_cancels_its_job(
+    server: RunningServer, start_worker: StartWorker
+) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    (job_id,) = _hang_up(door, engine)
+    (job_id,) = _hang_up(server, engine)
     engine.wait_until(lambda engine: engine.cancelled == [job_id])
     eventually(lambda: fetch(job_id).status() == "cancelled")
 
 
 def test_job_of_client_that_hangs_up_can_be_kept(
-    start_door: StartDoor, start_worker: StartWorker
+    start_server: StartServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    door = start_door(keep_on_disconnect=True)
-    (job_id,) = _hang_up(door, engine)
-    eventually(lambda: door.server.config.app.state.door.requests.waiting == 0)
+    server = start_server(keep_on_disconnect=True)
+    (job_id,) = _hang_up(server, engine)
+    eventually(lambda: server.server.config.app.state.server.requests.waiting == 0)
     engine.release()
     assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
 
 
 def test_job_with_idempotency_key_outlives_its_client(
-    door: OpenDoor, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    (job_id,) = _hang_up(door, engine, {"idempotency-key": "k"})
+    (job_id,) = _hang_up(server, engine, {"idempotency-key": "k"})
     engine.release()
-    again = door.client().chat.completions.create(
+    again = server.client().chat.completions.create(
         model="fake", messages=HELLO, extra_headers={"idempotency-key": "k"}
     )
     assert again.id == f"chatcmpl-{job_id}"
 
 
 def _hang_up(
-    door: OpenDoor, engine: FakeEngine, headers: dict[str, str] | None = None
+    server: RunningServer, engine: FakeEngine, headers: dict[str, str] | None = None
 ) -> list[str]:
     """Starts a request, and breaks the connection once the engine has the job."""
 
     async def ask() -> None:
-        async with httpx.AsyncClient(base_url=door.url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
             await client.post(
                 "/v1/chat/completions", json={"model": "fake", "messages": HELLO}, headers=headers
             )
@@ -175,10 +179,10 @@ def _hang_up(
     return asyncio.run(ask_and_go())
 
 
-def test_idempotency_key(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_idempotency_key(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
     headers = {"idempotency-key": "once"}
-    create = door.client(max_retries=2).chat.completions.create
+    create = server.client(max_retries=2).chat.completions.create
     first = create(model="fake", messages=HELLO, extra_headers=headers)
     second = create(model="fake", messages=HELLO, extra_headers=headers)
     assert first.id == second.id
@@ -188,25 +192,25 @@ def test_idempotency_key(door: OpenDoor, start_worker: StartWorker) -> None:
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
-def test_closing_door_lets_waiting_clients_go(
-    start_door: StartDoor, start_worker: StartWorker
+def test_closing_server_lets_waiting_clients_go(
+    start_server: StartServer, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    door = start_door()
+    server = start_server()
 
     async def ask_and_close() -> openai.APIStatusError:
-        async with door.async_client(max_retries=2) as client:
+        async with server.async_client(max_retries=2) as client:
             asking = asyncio.ensure_future(
                 client.chat.completions.create(model="fake", messages=HELLO)
             )
             await asyncio.to_thread(engine.wait_for_tasks, 1)
-            door.server.handle_exit(15, None)
+            server.server.handle_exit(15, None)
             with pytest.raises(openai.APIStatusError) as caught:
                 await asking
             return caught.value
 
     error = asyncio.run(ask_and_close())
     assert error.status_code == 503
-    assert error.code == "door_closing"
+    assert error.code == "server_closing"
     assert fetch(error.response.headers["x-job-id"]).status() == "in_progress"

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 from fakes import FakeEngine, StartWorker, eventually, failure
-from servers import OpenDoor, answer_any
+from servers import RunningServer, answer_any
 
 from mlx_rq.jobs.openai.response_object import job_of
 
@@ -17,42 +17,44 @@ def engine(start_worker: StartWorker) -> FakeEngine:
     return engine
 
 
-def _ended(door: OpenDoor, response: Any) -> Any:
-    retrieve = door.client().responses.retrieve
+def _ended(server: RunningServer, response: Any) -> Any:
+    retrieve = server.client().responses.retrieve
     eventually(lambda: retrieve(response.id).status not in ("queued", "in_progress"))
     return retrieve(response.id)
 
 
-def test_response_that_is_waited_for(door: OpenDoor, engine: FakeEngine) -> None:
-    response = door.client().responses.create(model="fake", input="Hello", instructions="Be brief.")
+def test_response_that_is_waited_for(server: RunningServer, engine: FakeEngine) -> None:
+    response = server.client().responses.create(
+        model="fake", input="Hello", instructions="Be brief."
+    )
     assert response.status == "completed"
     assert response.output_text == f"response for {job_of(response.id)}"
     assert response.instructions == "Be brief."
     assert response.usage is not None
     assert response.usage.total_tokens == 5
-    assert door.client().responses.retrieve(response.id) == response
+    assert server.client().responses.retrieve(response.id) == response
 
 
-def test_response_in_the_background(door: OpenDoor, engine: FakeEngine) -> None:
+def test_response_in_the_background(server: RunningServer, engine: FakeEngine) -> None:
     engine.hold()
-    create = door.client().responses.create
+    create = server.client().responses.create
     response = create(model="fake", input="Hello", background=True, metadata={"a": "b"})
     assert response.status in ("queued", "in_progress")
     assert response.background
     assert response.output == []
     assert response.metadata == {"a": "b"}
     engine.wait_for_tasks(1)
-    eventually(lambda: door.client().responses.retrieve(response.id).status == "in_progress")
+    eventually(lambda: server.client().responses.retrieve(response.id).status == "in_progress")
     engine.release()
-    ended = _ended(door, response)
+    ended = _ended(server, response)
     assert ended.status == "completed"
     assert ended.output_text == f"response for {job_of(response.id)}"
     assert abs(ended.created_at - response.created_at) < 60
 
 
-def test_cancel(door: OpenDoor, engine: FakeEngine) -> None:
+def test_cancel(server: RunningServer, engine: FakeEngine) -> None:
     engine.hold()
-    client = door.client()
+    client = server.client()
     response = client.responses.create(model="fake", input="Hello", background=True)
     engine.wait_for_tasks(1)
     for _ in range(2):
@@ -61,24 +63,24 @@ def test_cancel(door: OpenDoor, engine: FakeEngine) -> None:
     engine.wait_until(lambda engine: engine.cancelled == [job_of(response.id)])
 
 
-def test_completed_response_cannot_be_cancelled(door: OpenDoor, engine: FakeEngine) -> None:
-    response = door.client().responses.create(model="fake", input="Hello")
+def test_completed_response_cannot_be_cancelled(server: RunningServer, engine: FakeEngine) -> None:
+    response = server.client().responses.create(model="fake", input="Hello")
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a completed response"):
-        door.client().responses.cancel(response.id)
-    assert door.client().responses.retrieve(response.id).status == "completed"
+        server.client().responses.cancel(response.id)
+    assert server.client().responses.retrieve(response.id).status == "completed"
 
 
-def test_failed_response_in_the_background(door: OpenDoor, engine: FakeEngine) -> None:
+def test_failed_response_in_the_background(server: RunningServer, engine: FakeEngine) -> None:
     engine.refuse = lambda task: failure("context_length_exceeded", "Too long.")
-    response = door.client().responses.create(model="fake", input="Hello", background=True)
-    failed = _ended(door, response)
+    response = server.client().responses.create(model="fake", input="Hello", background=True)
+    failed = _ended(server, response)
     assert failed.status == "failed"
     assert failed.error.code == "invalid_prompt"
     assert failed.error.message == "Too long."
 
 
-def test_delete(door: OpenDoor, engine: FakeEngine) -> None:
-    client = door.client()
+def test_delete(server: RunningServer, engine: FakeEngine) -> None:
+    client = server.client()
     response = client.responses.create(model="fake", input="Hello")
     client.responses.delete(response.id)
     for call in (
@@ -90,21 +92,21 @@ def test_delete(door: OpenDoor, engine: FakeEngine) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             call(response.id)
         assert f"Response with id '{response.id}' not found." in caught.value.message
-    raw = door.http.delete(f"/v1/responses/{client.responses.create(model='fake', input='x').id}")
+    raw = server.http.delete(f"/v1/responses/{client.responses.create(model='fake', input='x').id}")
     assert raw.json()["deleted"] is True
     assert raw.json()["object"] == "response"
 
 
-def test_delete_of_a_running_response_cancels_it(door: OpenDoor, engine: FakeEngine) -> None:
+def test_delete_of_a_running_response_cancels_it(server: RunningServer, engine: FakeEngine) -> None:
     engine.hold()
-    response = door.client().responses.create(model="fake", input="Hello", background=True)
+    response = server.client().responses.create(model="fake", input="Hello", background=True)
     engine.wait_for_tasks(1)
-    door.client().responses.delete(response.id)
+    server.client().responses.delete(response.id)
     engine.wait_until(lambda engine: engine.cancelled == [job_of(response.id)])
 
 
-def test_going_on_from_an_earlier_response(door: OpenDoor, engine: FakeEngine) -> None:
-    create = door.client().responses.create
+def test_going_on_from_an_earlier_response(server: RunningServer, engine: FakeEngine) -> None:
+    create = server.client().responses.create
     first = create(model="fake", input="One", instructions="Be brief.")
     second = create(model="fake", input="Two", previous_response_id=first.id)
     third = create(
@@ -114,7 +116,7 @@ def test_going_on_from_an_earlier_response(door: OpenDoor, engine: FakeEngine) -
     )
     assert third.previous_response_id == second.id
     assert third.instructions is None
-    items = door.client().responses.input_items.list(third.id, order="asc", limit=2)
+    items = server.client().responses.input_items.list(third.id, order="asc", limit=2)
     texts = [item.content[0].text for item in items]  # type: ignore[union-attr]
     assert texts == [
         "One",
@@ -123,12 +125,12 @@ def test_going_on_from_an_earlier_response(door: OpenDoor, engine: FakeEngine) -
         second.output_text,
         "Three",
     ]
-    newest = door.client().responses.input_items.list(third.id, limit=1).data[0]
+    newest = server.client().responses.input_items.list(third.id, limit=1).data[0]
     assert newest.content[0].text == "Three"  # type: ignore[union-attr]
 
 
-def test_earlier_response_that_is_not_there(door: OpenDoor, engine: FakeEngine) -> None:
-    create = door.client().responses.create
+def test_earlier_response_that_is_not_there(server: RunningServer, engine: FakeEngine) -> None:
+    create = server.client().responses.create
     for previous in ("resp_nothing", "chatcmpl-x"):
         with pytest.raises(openai.BadRequestError) as caught:
             create(model="fake", input="Two", previous_response_id=previous)
@@ -140,23 +142,23 @@ def test_earlier_response_that_is_not_there(door: OpenDoor, engine: FakeEngine) 
     assert (caught.value.code, caught.value.param) == ("invalid_value", "previous_response_id")
 
 
-def test_response_that_is_not_stored(door: OpenDoor, engine: FakeEngine) -> None:
-    create = door.client().responses.create
+def test_response_that_is_not_stored(server: RunningServer, engine: FakeEngine) -> None:
+    create = server.client().responses.create
     response = create(model="fake", input="Hello", store=False)
     with pytest.raises(openai.NotFoundError):
-        door.client().responses.retrieve(response.id)
+        server.client().responses.retrieve(response.id)
     with pytest.raises(openai.BadRequestError) as caught:
         create(model="fake", input="Hello", store=False, background=True)
     assert caught.value.param == "store"
 
 
-def test_other_jobs_are_no_responses(door: OpenDoor, engine: FakeEngine) -> None:
-    job_id = door.http.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
+def test_other_jobs_are_no_responses(server: RunningServer, engine: FakeEngine) -> None:
+    job_id = server.http.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
     with pytest.raises(openai.NotFoundError):
-        door.client().responses.retrieve(f"resp_{job_id}")
+        server.client().responses.retrieve(f"resp_{job_id}")
 
 
-def test_window_sets_the_priority(door: OpenDoor, engine: FakeEngine) -> None:
+def test_window_sets_the_priority(server: RunningServer, engine: FakeEngine) -> None:
     for window, priority in (("soonest", "high"), ("2h", "default"), ("8h", "low")):
         body = {
             "model": "fake",
@@ -164,12 +166,12 @@ def test_window_sets_the_priority(door: OpenDoor, engine: FakeEngine) -> None:
             "background": True,
             "background_options": {"completion_window": window},
         }
-        job_id = job_of(door.http.post("/v1/responses", json=body).json()["id"])
-        assert door.http.get(f"/v1/jobs/{job_id}").json()["priority"] == priority
+        job_id = job_of(server.http.post("/v1/responses", json=body).json()["id"])
+        assert server.http.get(f"/v1/jobs/{job_id}").json()["priority"] == priority
 
 
-def test_wrong_body(door: OpenDoor, engine: FakeEngine) -> None:
+def test_wrong_body(server: RunningServer, engine: FakeEngine) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        door.client().responses.create(model="fake", input="x", max_output_tokens=3)
+        server.client().responses.create(model="fake", input="x", max_output_tokens=3)
     assert caught.value.code == "integer_below_min_value"
-    assert door.http.post("/v1/responses", json={}).json()["error"]["param"] == "input"
+    assert server.http.post("/v1/responses", json={}).json()["error"]["param"] == "input"

@@ -6,22 +6,22 @@ import openai
 import pytest
 from fakes import StartWorker
 from openai import OpenAI
-from servers import OpenDoor
+from servers import RunningServer
 
 
-def _create(door: OpenDoor, text: str, **options: Any) -> Any:
+def _create(server: RunningServer, text: str, **options: Any) -> Any:
     messages: Any = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": text}]},
     ]
-    return door.client().chat.completions.create(model="fake", messages=messages, **options)
+    return server.client().chat.completions.create(model="fake", messages=messages, **options)
 
 
-def test_stored_completions(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_stored_completions(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    stored = door.client().chat.completions
-    _create(door, "not stored", metadata={"n": "0"})
-    made = [_create(door, f"text {n}", store=True, metadata={"n": f"{n}"}) for n in range(3)]
+    stored = server.client().chat.completions
+    _create(server, "not stored", metadata={"n": "0"})
+    made = [_create(server, f"text {n}", store=True, metadata={"n": f"{n}"}) for n in range(3)]
     assert [found.id for found in stored.list(limit=2)] == [one.id for one in made]
     assert [found.id for found in stored.list(order="desc", limit=1)] == [
         one.id for one in reversed(made)
@@ -37,7 +37,7 @@ def test_stored_completions(door: OpenDoor, start_worker: StartWorker) -> None:
     assert [found.id for found in stored.list(metadata={"n": "one"})] == [made[1].id]
 
     # The client's own type knows only the role `assistant` here, so this call is not strict.
-    lenient = OpenAI(base_url=f"{door.url}/v1", api_key="none")
+    lenient = OpenAI(base_url=f"{server.url}/v1", api_key="none")
     messages = list(lenient.chat.completions.messages.list(made[1].id, limit=1))
     assert [message.content for message in messages] == ["Be brief.", "text 1"]
     assert [str(message.role) for message in messages] == ["system", "user"]
@@ -46,10 +46,10 @@ def test_stored_completions(door: OpenDoor, start_worker: StartWorker) -> None:
     assert [found.id for found in stored.list()] == [made[0].id, made[2].id]
 
 
-def test_only_stored_ones_are_there(door: OpenDoor, start_worker: StartWorker) -> None:
+def test_only_stored_ones_are_there(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
-    stored = door.client().chat.completions
-    unstored = _create(door, "x")
+    stored = server.client().chat.completions
+    unstored = _create(server, "x")
     for identity in (unstored.id, "chatcmpl-nothing", "resp_x"):
         calls: Any = (stored.retrieve, stored.delete, stored.messages.list)
         for call in calls:

@@ -1,4 +1,4 @@
-"""Rows that refer to a trunk attend as rows that hold it all: layer by layer, step by step.
+"""Rows that refer to a prefix attend as rows that hold it all: layer by layer, step by step.
 
 The oracle is mlx-lm's own attention over an ordinary cache of each row alone. Random keys and
 values make every slip of a mask, a place or a weight visible.
@@ -25,7 +25,7 @@ def random(*shape: int) -> mx.array:
 
 
 class Layer:
-    """One attention layer over rows that refer to trunks, and beside it each row by itself."""
+    """One attention layer over rows that refer to prefixes, and beside it each row by itself."""
 
     def __init__(self, heads: int = 4, kv_heads: int = 2, sinks: bool = False) -> None:
         mx.random.seed(3)
@@ -93,7 +93,7 @@ def tree(layer: Layer) -> tuple[Part, Part, Part, Part]:
 def test_every_row_attends_as_alone(heads: int, kv_heads: int, sinks: bool, queries: int) -> None:
     layer = Layer(heads, kv_heads, sinks)
     a, b, c, d = tree(layer)
-    # Two trunks, nested ones, rows on none, in no order; suffixes of all lengths, one empty.
+    # Two prefixes, nested ones, rows on none, in no order; suffixes of all lengths, one empty.
     layer.rows([(a, c), (b,), (), (a, d), (a, c), (a,), (b, d), ()], [3, 1, 7, 2, 0, 5, 4, 1])
 
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_rows_are_found_wherever_they_stand(chains: str) -> None:
     layer.step(3)
 
 
-def test_rows_without_a_token_of_their_own_start_from_the_trunk() -> None:
+def test_rows_without_a_token_of_their_own_start_from_the_prefix() -> None:
     layer = Layer()
     a, _, c, _ = tree(layer)
     layer.rows([(a, c), (a,), (a,)], [0, 0, 0])
@@ -234,7 +234,7 @@ def test_a_batch_of_another_kind_is_not_taken_in() -> None:
     layer = Layer()
     a, *_ = tree(layer)
     layer.rows([(a,)], [1])
-    with pytest.raises(TypeError, match="shares trunks by a BatchKVCache"):
+    with pytest.raises(TypeError, match="shares prefixes by a BatchKVCache"):
         layer.together.extend(BatchKVCache([0]))
 
 
@@ -262,7 +262,7 @@ def test_a_row_taken_out_goes_on_alone(suffixes: list[int]) -> None:
         assert row.size() == row.offset == cache.offset
 
 
-def test_suffixes_are_trimmed_and_trunks_are_not() -> None:
+def test_suffixes_are_trimmed_and_prefixes_are_not() -> None:
     layer = Layer()
     a, *_ = tree(layer)
     layer.rows([(a,), (a,), ()], [4, 3, 6])
@@ -281,7 +281,7 @@ def test_suffixes_are_trimmed_and_trunks_are_not() -> None:
     assert (row.trim(100), row.offset) == (2, 13)
 
 
-def test_a_copy_leaves_the_original_alone_and_copies_no_trunk() -> None:
+def test_a_copy_leaves_the_original_alone_and_copies_no_prefix() -> None:
     layer = Layer()
     a, b, *_ = tree(layer)
     layer.rows([(a,), (b,)], [2, 1])
@@ -298,7 +298,7 @@ def test_a_copy_leaves_the_original_alone_and_copies_no_trunk() -> None:
     layer.step()
 
 
-def test_a_trunk_is_in_no_rows_bytes() -> None:
+def test_a_prefix_is_in_no_rows_bytes() -> None:
     layer = Layer()
     a, _, c, _ = tree(layer)
     layer.rows([(a, c)] * 3, [2, 1, 0])
@@ -355,8 +355,8 @@ def test_windows_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_short_floats_lose_no_more_than_by_copies(dtype: mx.Dtype) -> None:
     mx.random.seed(5)
-    trunk, own, asked = random(1, 2, 600, 32), random(4, 2, 9, 32), random(4, 4, 1, 32)
-    copied = mx.concatenate([mx.repeat(trunk, 4, axis=0), own], axis=2)
+    prefix, own, asked = random(1, 2, 600, 32), random(4, 2, 9, 32), random(4, 4, 1, 32)
+    copied = mx.concatenate([mx.repeat(prefix, 4, axis=0), own], axis=2)
     exact = mx.fast.scaled_dot_product_attention(asked, copied, copied, scale=0.2)
 
     def short(array: mx.array) -> mx.array:
@@ -365,7 +365,7 @@ def test_short_floats_lose_no_more_than_by_copies(dtype: mx.Dtype) -> None:
     stock = mx.fast.scaled_dot_product_attention(
         short(asked), short(copied), short(copied), scale=0.2
     )
-    batch = BatchSharedKVCache([(Part(short(trunk), short(trunk)),)] * 4, [0] * 4)
+    batch = BatchSharedKVCache([(Part(short(prefix), short(prefix)),)] * 4, [0] * 4)
     shared = attention.shared_attention(
         short(asked), *batch.update_and_fetch(short(own), short(own)), batch, 0.2, None
     )

@@ -1,4 +1,4 @@
-"""Which models hold a trunk once, when rows refer to it, and what memory that takes."""
+"""Which models hold a prefix once, when sequences refer to it, and what memory that takes."""
 
 import gc
 from itertools import count
@@ -15,9 +15,9 @@ from test_same_answers import branching
 from tiny import FAMILIES, tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
-from mlx_rq.engine.kv.prefix_cache import Trunk, Trunks, key_of
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, key_of
 from mlx_rq.engine.kv.shared_attention import shared_attention
-from mlx_rq.engine.kv.sharing import Sharing, built_on, frozen, standing, worth
+from mlx_rq.engine.kv.sharing import Sharing, built_on, frozen, referring, worth
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv, referred_to
@@ -46,7 +46,7 @@ def test_a_model_is_tried_when_it_is_loaded(family: str) -> None:
     sharing = Sharing(tiny_model(family).model)
 
     assert sharing.on == (family in HELD_ONCE)
-    way, why = ("held once", HELD_ONCE) if sharing.on else ("copied into each row", COPIED)
+    way, why = ("held once", HELD_ONCE) if sharing.on else ("copied into each sequence", COPIED)
     assert str(sharing).startswith(f"{way} ({why[family]}")
     sharing.remove()
 
@@ -57,11 +57,11 @@ def test_every_family_of_the_same_answer_tests_is_known() -> None:
 
 def test_the_engine_says_which_way_is_in_use_and_why() -> None:
     def said(family: str, **options: Any) -> str:
-        return MLXEngine(tiny_model(family), EngineOptions(**options)).trunk_sharing
+        return MLXEngine(tiny_model(family), EngineOptions(**options)).prefix_sharing
 
     assert said("llama") == "held once (3 of 3 layers)"
-    assert said("llama", share_trunks=False) == "copied into each row (switched off)"
-    assert said("llama4") == "copied into each row (rows are not batched)"
+    assert said("llama", share_prefixes=False) == "copied into each sequence (switched off)"
+    assert said("llama4") == "copied into each sequence (sequences are not batched)"
 
 
 def test_only_the_models_own_attention_is_exchanged_and_only_while_it_is_loaded() -> None:
@@ -91,7 +91,7 @@ def test_what_was_tried_in_vain_is_taken_out() -> None:
     ("chain", "parts"),
     [
         ([(100, 10)], 1),
-        ([(100, 9)], 0),  # too short for so few rows
+        ([(100, 9)], 0),  # too short for so few sequences
         ([(5000, 1)], 0),  # nobody to share with
         ([(20, 10), (500, 10)], 2),  # a short system prompt above a long document
         ([(200, 10), (20, 10)], 1),
@@ -106,71 +106,71 @@ def test_what_was_tried_in_vain_is_taken_out() -> None:
         ([], 0),
     ],
 )
-def test_rows_refer_to_what_pays(chain: list[tuple[int, int]], parts: int) -> None:
+def test_sequences_refer_to_what_pays(chain: list[tuple[int, int]], parts: int) -> None:
     assert worth(chain, 999) == parts
 
 
-def build(trunks: Trunks, tokens: list[int]) -> Trunk:
-    trunk = None
-    while trunk is None:
-        trunk = trunks.build(key_of(tokens))
-    return trunk
+def build(prefixes: PrefixCache, tokens: list[int]) -> CachedPrefix:
+    prefix = None
+    while prefix is None:
+        prefix = prefixes.build(key_of(tokens))
+    return prefix
 
 
-def three_deep(share_from: int | None = 1) -> tuple[Trunks, list[Trunk]]:
+def three_deep(share_from: int | None = 1) -> tuple[PrefixCache, list[CachedPrefix]]:
     """A system prompt of 40 tokens, below it a document of 30, below it a section of 10."""
     clock = count()
-    trunks = Trunks(
+    prefixes = PrefixCache(
         tiny_model("llama").model, chunk=16, share_from=share_from, clock=lambda: next(clock)
     )
     tokens = list(range(80))
-    return trunks, [build(trunks, tokens[:depth]) for depth in (40, 70, 80)]
+    return prefixes, [build(prefixes, tokens[:depth]) for depth in (40, 70, 80)]
 
 
-def test_a_longer_trunk_holds_only_what_it_adds() -> None:
-    trunks, (system, document, section) = three_deep()
+def test_a_longer_prefix_holds_only_what_it_adds() -> None:
+    prefixes, (system, document, section) = three_deep()
 
-    assert [trunk.nbytes for trunk in (system, document, section)] == [
+    assert [prefix.nbytes for prefix in (system, document, section)] == [
         tokens * TOKEN for tokens in (40, 30, 10)
     ]
-    assert trunks.nbytes == 80 * TOKEN
+    assert prefixes.nbytes == 80 * TOKEN
     assert section.chain == (system, document, section)
     for layer in range(3):
         assert section.caches[layer].chain[:2] == document.caches[layer].chain
-    assert trunks.prefilled_tokens == 80
+    assert prefixes.prefilled_tokens == 80
 
     copies, _ = three_deep(share_from=None)
     assert copies.nbytes == (40 + 70 + 80) * TOKEN
 
 
 def test_what_others_refer_to_is_evicted_last() -> None:
-    trunks, (system, _, section) = three_deep()
-    other = build(trunks, [99] * 20)
+    prefixes, (system, _, section) = three_deep()
+    other = build(prefixes, [99] * 20)
 
-    assert not trunks.shrink(39 * TOKEN, keep=frozenset(), in_use=[system])
-    assert len(trunks) == 4
-    assert trunks.shrink(70 * TOKEN, keep=frozenset({other.key}), in_use=[system])
-    assert (trunks.nbytes, trunks.evicted) == (60 * TOKEN, 2)  # section, then document
-    assert trunks.shrink(0, keep=frozenset())
-    assert len(trunks) == 0
+    assert not prefixes.shrink(39 * TOKEN, keep=frozenset(), in_use=[system])
+    assert len(prefixes) == 4
+    assert prefixes.shrink(70 * TOKEN, keep=frozenset({other.key}), in_use=[system])
+    assert (prefixes.nbytes, prefixes.evicted) == (60 * TOKEN, 2)  # section, then document
+    assert prefixes.shrink(0, keep=frozenset())
+    assert len(prefixes) == 0
 
-    trunks, (_, _, section) = three_deep()
-    trunks.use(section, 50)  # worth more than what it refers to
-    assert trunks.shrink(79 * TOKEN, keep=frozenset())
-    assert trunks.nbytes == 70 * TOKEN
+    prefixes, (_, _, section) = three_deep()
+    prefixes.use(section, 50)  # worth more than what it refers to
+    assert prefixes.shrink(79 * TOKEN, keep=frozenset())
+    assert prefixes.nbytes == 70 * TOKEN
 
-    trunks, (_, _, section) = three_deep()
-    assert not trunks.shrink(79 * TOKEN, keep=frozenset({section.key}))
-    assert not trunks.shrink(79 * TOKEN, keep=frozenset(), in_use=[section])
-    trunks.build(key_of([*range(70), 7, 8, *range(30)]))  # begun, on the document
-    assert not trunks.shrink(69 * TOKEN, keep=frozenset())
-    assert trunks.shrink(70 * TOKEN, keep=frozenset())
-    trunks.abandon()
-    assert trunks.shrink(0, keep=frozenset())
+    prefixes, (_, _, section) = three_deep()
+    assert not prefixes.shrink(79 * TOKEN, keep=frozenset({section.key}))
+    assert not prefixes.shrink(79 * TOKEN, keep=frozenset(), in_use=[section])
+    prefixes.build(key_of([*range(70), 7, 8, *range(30)]))  # begun, on the document
+    assert not prefixes.shrink(69 * TOKEN, keep=frozenset())
+    assert prefixes.shrink(70 * TOKEN, keep=frozenset())
+    prefixes.abandon()
+    assert prefixes.shrink(0, keep=frozenset())
 
 
 @pytest.mark.parametrize("family", list(HELD_ONCE))
-def test_a_trunk_below_another_is_what_it_would_be_alone(family: str) -> None:
+def test_a_prefix_below_another_is_what_it_would_be_alone(family: str) -> None:
     model = tiny_model(family).model
     system, document, asked = list(range(1, 30)), list(range(60, 40, -1)), mx.array([[3, 4, 5]])
     plain = make_prompt_cache(model)
@@ -181,75 +181,75 @@ def test_a_trunk_below_another_is_what_it_would_be_alone(family: str) -> None:
 
     lower = built_on(outer)
     model(mx.array([document]), cache=lower)
-    trunk, _ = frozen(lower, outer)
+    prefix, _ = frozen(lower, outer)
     sharing = Sharing(model)
-    row = [layer.merge([layer]) for layer in standing(trunk, 1)]
-    merged = [layer.merge([layer]) for layer in standing(trunk, 2)]
+    sequence = [layer.merge([layer]) for layer in referring(prefix, 1)]
+    merged = [layer.merge([layer]) for layer in referring(prefix, 2)]
 
     expected = model(asked, cache=plain)
-    for caches in (row, merged):
+    for caches in (sequence, merged):
         assert mx.abs(model(asked, cache=caches) - expected).max().item() < 1e-3
     sharing.remove()
 
 
-def sharing_bodies(jobs: int, trunk: int = 60, answer: int = 24) -> list[dict[str, Any]]:
-    """Completions that have a trunk in common and 3 tokens of their own."""
-    system = [(7 * i + 3) % 250 for i in range(trunk)]
+def sharing_bodies(jobs: int, prefix: int = 60, answer: int = 24) -> list[dict[str, Any]]:
+    """Completions that have a prefix in common and 3 tokens of their own."""
+    system = [(7 * i + 3) % 250 for i in range(prefix)]
     more = {"max_tokens": answer, "min_tokens": answer, "temperature": 0}
     return [{"prompt": [*system, i, 251, i], **more} for i in range(jobs)]
 
 
 def peak_kv(model: LoadedModel, bodies: list[Any], **options: Any) -> tuple[int, int, MLXEngine]:
-    """The most KV bytes and the most rows that an engine had at once."""
-    _, engine = run(model, [], rows=8, **options)
+    """The most KV bytes and the most sequences that an engine had at once."""
+    _, engine = run(model, [], batch_size=8, **options)
     engine.add([task(str(i), body) for i, body in enumerate(bodies)])
     results: dict[str, Any] = {}
-    most = rows = 0
+    most = sequences = 0
     while len(results) < len(bodies):
         results.update((outcome.id, outcome.result) for outcome in engine.step())
-        most, rows = max(most, engine.kv_in_use()[0]), max(rows, engine.running)
+        most, sequences = max(most, engine.kv_in_use()[0]), max(sequences, engine.running)
     for index, body in enumerate(bodies):
         assert texts(results[str(index)]) == [greedy_text(model, body)]
-    return most, rows, engine
+    return most, sequences, engine
 
 
-def test_a_trunk_is_held_once_however_many_rows_stand_on_it() -> None:
+def test_a_prefix_is_held_once_however_many_sequences_stand_on_it() -> None:
     model, bodies = tiny_model("llama"), sharing_bodies(12)
 
-    copied, _, engine = peak_kv(model, bodies, share_trunks=False)
-    assert engine.totals.rows_sharing == 0
-    shared, rows, engine = peak_kv(model, bodies)
+    copied, _, engine = peak_kv(model, bodies, share_prefixes=False)
+    assert engine.totals.sequences_sharing == 0
+    shared, sequences, engine = peak_kv(model, bodies)
 
-    assert engine.totals.rows_sharing == 12
-    assert rows == 8
-    assert shared <= (60 + 8 * 64) * TOKEN  # one trunk, and a block of slots for each row
+    assert engine.totals.sequences_sharing == 12
+    assert sequences == 8
+    assert shared <= (60 + 8 * 64) * TOKEN  # one prefix, and a block of slots for each sequence
     assert copied >= (60 + 8 * 64) * TOKEN + 7 * 60 * TOKEN
-    assert engine.totals.trunk_bytes == 60 * TOKEN
+    assert engine.totals.prefix_bytes == 60 * TOKEN
 
 
-def test_more_rows_fit_where_they_share() -> None:
+def test_more_sequences_fit_where_they_share() -> None:
     model, bodies = tiny_model("llama"), sharing_bodies(12)
     room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24)), "reserve": 24}
 
-    _, copies, engine = peak_kv(model, bodies, share_trunks=False, **room)
-    assert engine.totals.rows_sharing == 0
-    _, rows, _ = peak_kv(model, bodies, **room)
+    _, copies, engine = peak_kv(model, bodies, share_prefixes=False, **room)
+    assert engine.totals.sequences_sharing == 0
+    _, sequences, _ = peak_kv(model, bodies, **room)
 
-    assert (copies, rows) == (1, 5)
+    assert (copies, sequences) == (1, 5)
 
 
-def test_short_of_memory_rows_share_what_would_else_not_pay() -> None:
+def test_short_of_memory_sequences_share_what_would_else_not_pay() -> None:
     model, bodies = tiny_model("llama"), sharing_bodies(12)
     room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24)), "reserve": 24}
 
-    _, rows, engine = peak_kv(model, bodies, share_from=10**9)
-    assert (rows, engine.totals.rows_sharing) == (8, 0)
-    _, rows, engine = peak_kv(model, bodies, share_from=10**9, **room)
+    _, sequences, engine = peak_kv(model, bodies, share_from=10**9)
+    assert (sequences, engine.totals.sequences_sharing) == (8, 0)
+    _, sequences, engine = peak_kv(model, bodies, share_from=10**9, **room)
 
-    assert (rows, engine.totals.rows_sharing) == (5, 12)
+    assert (sequences, engine.totals.sequences_sharing) == (5, 12)
 
 
-def test_rows_with_windows_reserve_what_they_hold_themselves() -> None:
+def test_sequences_with_windows_reserve_what_they_hold_themselves() -> None:
     model = tiny_model("gemma3_text")
     _, engine = run(model, [])
     cost = engine._running.memory.cost
@@ -270,45 +270,45 @@ class Nested:
             leaf.update_and_fetch(mx.zeros((1, 1, 1, 4)), mx.zeros((1, 1, 1, 4)))
 
 
-def test_caches_within_caches_are_each_rows_own() -> None:
+def test_caches_within_caches_are_each_sequences_own() -> None:
     cost = measure_kv(Nested())  # type: ignore[arg-type]
 
     assert (cost.per_token, cost.shareable) == (3 * 32, 32)
 
 
-def test_what_running_rows_refer_to_is_not_evicted_for_others() -> None:
-    model, bodies = tiny_model("llama"), sharing_bodies(4, trunk=60, answer=40)
+def test_what_running_sequences_refer_to_is_not_evicted_for_others() -> None:
+    model, bodies = tiny_model("llama"), sharing_bodies(4, prefix=60, answer=40)
     _, engine = run(model, [], reserve=8)
     engine.add([task(str(i), body) for i, body in enumerate(bodies)])
     while engine.running < 4:
         engine.step()
     running = engine._running
-    rows, trunks, memory = list(running), running.trunks, running.memory
-    (trunk,) = set(referred_to(rows))
+    sequences, prefixes, memory = list(running), running.prefix_cache, running.memory
+    (prefix,) = set(referred_to(sequences))
 
     def fitting(tokens: int) -> int:
         memory.nbytes = tokens * TOKEN
-        return memory.fitting(rows, rows[:1], trunks, frozenset(), trunk)
+        return memory.fitting(sequences, sequences[:1], prefixes, frozenset(), prefix)
 
-    own = max(len(row.tokens) - 60 + 8 for row in rows)
+    own = max(len(sequence.tokens) - 60 + 8 for sequence in sequences)
     assert fitting(60 + 5 * own) == 1
     assert fitting(59 + 5 * own) == 0
-    assert not memory.outgrown(rows, trunks)
+    assert not memory.outgrown(sequences, prefixes)
     memory.nbytes = 59 * TOKEN
-    assert memory.outgrown(rows, trunks)
-    assert len(trunks) == 1
+    assert memory.outgrown(sequences, prefixes)
+    assert len(prefixes) == 1
 
     put_back = running.make_room()
-    assert put_back == rows[:0:-1]  # the newest first; one goes on
-    assert referred_to(rows) == [trunk]
-    for row in put_back:
-        engine._put_back(row)
+    assert put_back == sequences[:0:-1]  # the newest first; one goes on
+    assert referred_to(sequences) == [prefix]
+    for sequence in put_back:
+        engine._put_back(sequence)
     memory.nbytes = 2**30
     assert len(finish(engine, 4)) == 4
-    assert referred_to(rows) == []
+    assert referred_to(sequences) == []
     memory.nbytes = 59 * TOKEN
-    assert trunks.shrink(memory.nbytes, keep=frozenset())
-    assert len(trunks) == 0
+    assert prefixes.shrink(memory.nbytes, keep=frozenset())
+    assert len(prefixes) == 0
 
 
 @pytest.mark.parametrize("family", list(HELD_ONCE))
@@ -316,10 +316,10 @@ def test_answers_and_logprobs_are_those_of_copies(family: str) -> None:
     model = tiny_model(family)
     bodies = [{**body, "logprobs": 2, "n": 1 + i % 2} for i, body in enumerate(branching(5, 30))]
 
-    copied, _ = run(model, bodies, rows=8, min_trunk_tokens=1, share_trunks=False)
-    shared, engine = run(model, bodies, rows=8, min_trunk_tokens=1)
+    copied, _ = run(model, bodies, batch_size=8, min_prefix_tokens=1, share_prefixes=False)
+    shared, engine = run(model, bodies, batch_size=8, min_prefix_tokens=1)
 
-    assert engine.totals.rows_sharing > 15
+    assert engine.totals.sequences_sharing > 15
     for one, other in zip(copied, shared, strict=True):
         assert texts(one) == texts(other)
         for ours, theirs in zip(one["choices"], other["choices"], strict=True):
@@ -331,6 +331,6 @@ def test_answers_and_logprobs_are_those_of_copies(family: str) -> None:
     chain=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 32)), max_size=6),
     share_from=st.integers(1, 5000),
 )
-def test_more_rows_never_share_less(chain: list[tuple[int, int]], share_from: int) -> None:
-    more = [(tokens, rows + 1) for tokens, rows in chain]
+def test_more_sequences_never_share_less(chain: list[tuple[int, int]], share_from: int) -> None:
+    more = [(tokens, sequences + 1) for tokens, sequences in chain]
     assert worth(chain, share_from) <= worth(more, share_from) <= len(chain)

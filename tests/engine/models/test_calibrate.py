@@ -1,4 +1,4 @@
-"""What is measured: where more rows stop to pay, and from where on trunks are shared."""
+"""What is measured: where more sequences stop to pay, and from where on prefixes are shared."""
 
 import gc
 from pathlib import Path
@@ -12,19 +12,19 @@ from mlx_rq.engine.models import calibrate
 
 
 @pytest.mark.parametrize(
-    ("seconds", "rows"),
+    ("seconds", "sequences"),
     [
-        (lambda rows: 1.0, calibrate.LARGEST),  # more rows cost nothing
-        (lambda rows: float(rows), calibrate.SMALLEST),  # each costs the same
-        (lambda rows: 1.0 if rows <= 16 else rows / 16, 16),  # free up to sixteen
+        (lambda sequences: 1.0, calibrate.LARGEST),  # more sequences cost nothing
+        (lambda sequences: float(sequences), calibrate.SMALLEST),  # each costs the same
+        (lambda sequences: 1.0 if sequences <= 16 else sequences / 16, 16),  # free up to sixteen
     ],
 )
-def test_rows_are_added_as_long_as_they_pay(
-    monkeypatch: pytest.MonkeyPatch, seconds: object, rows: int
+def test_sequences_are_added_as_long_as_they_pay(
+    monkeypatch: pytest.MonkeyPatch, seconds: object, sequences: int
 ) -> None:
     monkeypatch.setattr(calibrate, "_step_seconds", lambda model, count: seconds(count))  # type: ignore[operator]
 
-    assert calibrate.measure_rows(tiny_model("llama").model) == rows
+    assert calibrate.measure_sequences(tiny_model("llama").model) == sequences
 
 
 def test_a_machine_is_measured_once_for_each_model(
@@ -33,11 +33,11 @@ def test_a_machine_is_measured_once_for_each_model(
     measured = []
     monkeypatch.setattr(calibrate, "measure_rows", lambda model: measured.append(model) or 8)
 
-    assert calibrate.batch_rows(tiny_model("llama"), cache_dir=tmp_path) == 8
-    assert calibrate.batch_rows(tiny_model("llama"), cache_dir=tmp_path) == 8
+    assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
+    assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
     assert len(measured) == 1
     (tmp_path / "batch.json").write_text("{broken")
-    assert calibrate.batch_rows(tiny_model("llama"), cache_dir=tmp_path) == 8
+    assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
     assert len(measured) == 2
 
 
@@ -49,15 +49,15 @@ def test_a_machine_is_measured_once_for_each_model(
         (9999.0, 4 * 2048),  # it wins nowhere: only what is longer than all tried is shared
     ],
 )
-def test_trunks_are_shared_from_where_that_is_quicker(
+def test_prefixes_are_shared_from_where_that_is_quicker(
     monkeypatch: pytest.MonkeyPatch, overhead: float, share_from: int
 ) -> None:
-    monkeypatch.setattr(calibrate, "_seconds_on_trunk", lambda model, n: (overhead, float(n)))
+    monkeypatch.setattr(calibrate, "_seconds_on_prefix", lambda model, n: (overhead, float(n)))
 
     assert calibrate.measure_share_from(tiny_model("llama").model) == share_from
 
 
-def test_both_ways_are_timed_over_the_same_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_are_timed_over_the_same_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[int], int]] = []
 
     def seconds(model: object, tokens: object, caches: list[Any]) -> float:
@@ -67,14 +67,14 @@ def test_both_ways_are_timed_over_the_same_trunk(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(calibrate, "_seconds", seconds)
 
-    times = calibrate._seconds_on_trunk(tiny_model("llama").model, 100)
+    times = calibrate._seconds_on_prefix(tiny_model("llama").model, 100)
 
     assert seen == 4 * [([100] * 4, 0), ([100] * 4, 100)]
     assert times == (3.0, 4.0)  # the first of each is not counted
 
 
 def test_a_model_that_cannot_share_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_seconds_on_trunk", lambda model, n: pytest.fail("timed"))
+    monkeypatch.setattr(calibrate, "_seconds_on_prefix", lambda model, n: pytest.fail("timed"))
 
     assert calibrate.measure_share_from(tiny_model("deepseek_v3").model) == 4 * 2048
 
@@ -84,7 +84,7 @@ def test_both_measures_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(calibrate, "measure_share_from", lambda model: 512)
 
     for _ in range(2):
-        assert calibrate.batch_rows(tiny_model("llama"), cache_dir=tmp_path) == 8
+        assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
         assert calibrate.share_from(tiny_model("llama"), cache_dir=tmp_path) == 512
         monkeypatch.undo()
 

@@ -18,9 +18,9 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Partial, Task
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
-from mlx_rq.engine.output.partial import standing
-from mlx_rq.engine.structured.output_format import Form, Forms
-from mlx_rq.engine.text.detokenizer import RowText, held_back
+from mlx_rq.engine.output.partial import partial
+from mlx_rq.engine.structured.output_format import OutputFormat, OutputFormats
+from mlx_rq.engine.text.detokenizer import SequenceText, held_back
 from mlx_rq.jobs.openai.validation import validate
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -55,24 +55,24 @@ def test_a_text_that_stands_begins_the_finished_one(
     tokens = tokenizer.encode(text, add_special_tokens=False)
     stops = data.draw(st.lists(st.sampled_from(["cat", " bet", "\n", "本", "é"]), max_size=2))
     every = data.draw(st.integers(1, 5))
-    row = RowText(tokenizer, stops)
+    sequence = SequenceText(tokenizer, stops)
     told = []
     for count, token in enumerate(tokens, 1):
-        if row.add(token):
+        if sequence.add(token):
             break
         if count % every == 0:
-            told.append(row.standing())
-    told.append(row.standing())
+            told.append(sequence.partial())
+    told.append(sequence.partial())
 
-    whole = row.finish()
+    whole = sequence.finish()
     assert all(later.startswith(earlier) for earlier, later in pairwise(told))
     assert whole.startswith(told[-1])
-    assert not stops or row.stopped_at is None or told[-1] == whole
+    assert not stops or sequence.stopped_at is None or told[-1] == whole
     assert len(whole) - len(told[-1]) < 4  # nothing but half a character or half a stop is kept
 
 
 @cache
-def form(*, thinking: bool, tools: bool, is_open: bool = False) -> Form:
+def output_format(*, thinking: bool, tools: bool, is_open: bool = False) -> OutputFormat:
     """The form of a chat of a model that may reason and call tools."""
     model = speaking.model(thinking=thinking)
     body: dict[str, Any] = {"messages": HELLO, **({"tools": [TOOL]} if tools else {})}
@@ -80,7 +80,7 @@ def form(*, thinking: bool, tools: bool, is_open: bool = False) -> Form:
         body["chat_template_kwargs"] = {"open_thinking": True}
     request: Any = validate("chat", body)
     begun = model.tokenizer.encode("<think>\n" if is_open else "x", add_special_tokens=False)
-    return Forms(model).form_of(request, begun)
+    return OutputFormats(model).output_format_of(request, begun)
 
 
 PIECES = [
@@ -97,31 +97,31 @@ PIECES = [
 def test_what_stands_of_a_choice_begins_what_is_read_at_its_end(
     thinking: bool, tools: bool, is_open: bool, pieces: list[str]
 ) -> None:
-    wanted = form(thinking=thinking, tools=tools, is_open=is_open)
+    wanted = output_format(thinking=thinking, tools=tools, is_open=is_open)
     try:
         reading = wanted.read("".join(pieces), "length", None, 100)
     except ValueError:
         return  # a call that cannot be read: the job ends with an error
     steps = ["", *accumulate("".join(pieces))]
     for text in steps:
-        reasoning, content = standing(text, wanted)
+        reasoning, content = partial(text, wanted)
         assert (reading.reasoning or "").startswith(reasoning), (text, reading)
         assert (reading.content or "").startswith(content), (text, reading)
 
 
 def test_reasoning_is_whole_once_the_content_begins() -> None:
-    wanted = form(thinking=True, tools=False)
-    assert standing("  <thi", wanted) == ("", "")
-    assert standing("<think> Hm", wanted) == ("Hm", "")
-    assert standing("<think> Hm. </th", wanted) == ("Hm.", "")
-    assert standing("<think> Hm. </think>\n", wanted) == ("Hm.", "")
-    assert standing("<think> Hm. </think>\nSo <|im_", wanted) == ("Hm.", "So ")
-    assert standing("<thought", wanted) == ("", "<thought")
+    wanted = output_format(thinking=True, tools=False)
+    assert partial("  <thi", wanted) == ("", "")
+    assert partial("<think> Hm", wanted) == ("Hm", "")
+    assert partial("<think> Hm. </th", wanted) == ("Hm.", "")
+    assert partial("<think> Hm. </think>\n", wanted) == ("Hm.", "")
+    assert partial("<think> Hm. </think>\nSo <|im_", wanted) == ("Hm.", "So ")
+    assert partial("<thought", wanted) == ("", "<thought")
 
 
 def run(model: LoadedModel, *bodies: Any, **options: Any) -> tuple[list[Any], list[list[Any]]]:
     """Generates bodies; gives the results, and what was told of each after every step."""
-    engine = MLXEngine(model, EngineOptions(**{"rows": 4, "chunk": 32, **options}))
+    engine = MLXEngine(model, EngineOptions(**{"batch_size": 4, "chunk": 32, **options}))
     results, told = drive(engine, bodies)
     return results, told
 
@@ -150,7 +150,7 @@ def check(result: Any, told: list[dict[int, Partial]], *, least: int) -> None:
         assert len(whole) - len(said[-1]) < 8
 
 
-def test_rows_tell_what_they_have_said_so_far() -> None:
+def test_sequences_tell_what_they_have_said_so_far() -> None:
     model = tiny_model("llama")
     chat = {"messages": HELLO, "max_tokens": 12, "min_tokens": 12, "seed": 3}
     completion = {"prompt": [1, 2, 3], "max_tokens": 12, "min_tokens": 12, "temperature": 0}
@@ -166,7 +166,7 @@ def test_rows_tell_what_they_have_said_so_far() -> None:
     assert all(said[0].content.startswith("Once") for said in told[2])
 
 
-def test_twins_tell_what_is_generated_for_both() -> None:
+def test_duplicates_tell_what_is_generated_for_both() -> None:
     model = tiny_model("llama")
     body = {"prompt": [1, 2, 3], "max_tokens": 12, "min_tokens": 12, "temperature": 0}
     results, told = run(model, body, body)
@@ -176,7 +176,7 @@ def test_twins_tell_what_is_generated_for_both() -> None:
 
 
 def test_a_response_was_created_when_it_was_submitted() -> None:
-    engine = MLXEngine(tiny_model("llama"), EngineOptions(rows=4, chunk=32))
+    engine = MLXEngine(tiny_model("llama"), EngineOptions(batch_size=4, chunk=32))
     request = validate("responses", {"input": "Hi", "max_output_tokens": 16})
     engine.add([Task("known", request, submitted_at=1000.5), Task("unknown", request)])
     results = finish(engine, 2)
@@ -185,23 +185,23 @@ def test_a_response_was_created_when_it_was_submitted() -> None:
     assert abs(results["unknown"]["created_at"] - time.time()) < 60
 
 
-def test_nothing_is_told_of_rows_that_may_not_be_answered_with() -> None:
+def test_nothing_is_told_of_sequences_that_may_not_be_answered_with() -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 8, "best_of": 3, "n": 1}
     _, told = run(tiny_model("llama"), body)
     assert told == [[]]
 
 
-def test_rows_that_are_put_back_say_the_same_again() -> None:
+def test_sequences_that_are_put_back_say_the_same_again() -> None:
     model = tiny_model("llama")
     bodies = [
         {"prompt": [i, i + 1], "max_tokens": 30, "min_tokens": 30, "temperature": 0}
         for i in range(4)
     ]
     cost = MLXEngine(model, EngineOptions())._running.memory.cost
-    options = EngineOptions(rows=4, chunk=32, kv_bytes=cost.bytes(1, 60), reserve=1)
+    options = EngineOptions(batch_size=4, chunk=32, kv_bytes=cost.bytes(1, 60), reserve=1)
     engine = MLXEngine(model, options)
     results, told = drive(engine, bodies)
-    assert engine.totals.rows_put_back > 0
+    assert engine.totals.sequences_preempted > 0
     for result, said in zip(results, told, strict=True):
         check(result, said, least=5)
 

@@ -9,7 +9,7 @@ from driving import run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from speaking import with_template
 
-from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest
@@ -24,7 +24,7 @@ def prompts_of(
 ) -> list[list[int]]:
     request = validate(kind, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
-    return render(request, tokenizer, vocabulary, dialect_of(tokenizer))
+    return render(request, tokenizer, vocabulary, model_format_of(tokenizer))
 
 
 @pytest.mark.parametrize("value", [EVIL, [EVIL], {"inner": {EVIL: EVIL}}])

@@ -7,7 +7,7 @@ import pytest
 import speaking
 from speaking import with_template
 
-from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.engine.prompts.truncation import fitted
@@ -48,13 +48,13 @@ def chat(roles: str) -> ChatRequest:
 def kept(request: ChatRequest, template: str, context: int) -> str:
     """The roles of what is kept, by which it is told what was dropped."""
     narrow = model(template, context)
-    short = fitted(request, narrow, dialect_of(narrow.tokenizer))
+    short = fitted(request, narrow, model_format_of(narrow.tokenizer))
     return "".join(str(message.content)[:2] for message in short.messages)
 
 
 def tokens(request: ChatRequest, template: str) -> int:
     wide = model(template, 8000)
-    (prompt,) = render(request, wide.tokenizer, wide.vocab_size, dialect_of(wide.tokenizer))
+    (prompt,) = render(request, wide.tokenizer, wide.vocab_size, model_format_of(wide.tokenizer))
     return len(prompt)
 
 
@@ -84,4 +84,7 @@ def test_any_turn_may_begin_where_the_template_lets_it() -> None:
 def test_what_fits_is_left_as_it_is_whoever_begins() -> None:
     for roles in ("au", "uau", "sau"):
         request = chat(roles)
-        assert fitted(request, model(ANY_FIRST, 8000), dialect_of(speaking.tokenizer())) == request
+        assert (
+            fitted(request, model(ANY_FIRST, 8000), model_format_of(speaking.tokenizer()))
+            == request
+        )

@@ -9,11 +9,11 @@ import speaking
 from driving import Body, run, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import FAMILIES, SOLO_FAMILIES, tiny_model
+from tiny import FAMILIES, SEQUENTIAL_FAMILIES, tiny_model
 
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.sampling import logprobs as measuring
-from mlx_rq.engine.text.token_bytes import Spelling
+from mlx_rq.engine.text.token_bytes import TokenBytes
 
 TOLERANCE = 5e-5
 """How far float32 logprobs may differ in a batch: the largest seen in any family was 1.5e-5."""
@@ -49,7 +49,7 @@ TRICKS: list[Body] = [
 ]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *SOLO_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *SEQUENTIAL_FAMILIES])
 def test_they_are_the_models_own_whatever_is_done_to_choose(family: str) -> None:
     model = tiny_model(family)
     bodies = [
@@ -78,7 +78,7 @@ def test_they_are_the_models_own_whatever_is_done_to_choose(family: str) -> None
     ]
 
 
-def test_beside_others_they_are_as_alone_also_for_rows_put_back_and_twins() -> None:
+def test_beside_others_they_are_as_alone_also_for_rows_put_back_and_duplicates() -> None:
     model = tiny_model("llama")
     body = {"max_tokens": 60, "temperature": 0.9, "seed": 1, "logprobs": 2}
     bodies: list[Body] = [{"prompt": prompt, **body} for prompt in PROMPTS]
@@ -87,7 +87,7 @@ def test_beside_others_they_are_as_alone_also_for_rows_put_back_and_twins() -> N
 
     squeezed, engine = run(model, bodies, kv_bytes=768 * 180, reserve=1)
 
-    assert engine.totals.rows_put_back > 0
+    assert engine.totals.sequences_preempted > 0
     for asked, result in zip(bodies, squeezed, strict=True):
         (alone,), _ = run(model, [asked])
         assert texts(result) == texts(alone)
@@ -178,10 +178,10 @@ def test_the_bytes_of_a_chats_tokens_are_its_text() -> None:
 
 def test_a_part_of_a_character_is_shown_by_its_bytes() -> None:
     model = speaking.model()
-    spelling = Spelling(model.tokenizer)
+    token_bytes = TokenBytes(model.tokenizer)
     tokens = model.tokenizer.encode("\U0001f30d", add_special_tokens=False)
     assert len(tokens) > 1
-    assert b"".join(map(spelling.spell, tokens)).decode() == "\U0001f30d"
+    assert b"".join(map(token_bytes.spell, tokens)).decode() == "\U0001f30d"
     (result,), _ = run(
         model, [{"prompt": "\U0001f30d", "echo": True, "max_tokens": 0, "logprobs": 0}]
     )
@@ -194,10 +194,10 @@ def test_a_part_of_a_character_is_shown_by_its_bytes() -> None:
 @given(text=st.text(max_size=30))
 def test_tokens_spell_their_text_and_begin_where_it_says(text: str) -> None:
     tokenizer = speaking.tokenizer()
-    spelling = Spelling(tokenizer)
+    token_bytes = TokenBytes(tokenizer)
     tokens = tokenizer.encode(text, add_special_tokens=False)
 
-    assert b"".join(map(spelling.spell, tokens)) == text.encode()
-    for token, at in zip(tokens, spelling.offsets(tokens, text), strict=True):
-        piece = spelling.spell(token).decode(errors="ignore")
+    assert b"".join(map(token_bytes.spell, tokens)) == text.encode()
+    for token, at in zip(tokens, token_bytes.offsets(tokens, text), strict=True):
+        piece = token_bytes.spell(token).decode(errors="ignore")
         assert not piece or piece in text[max(0, at - 1) : at + len(piece) + 1]

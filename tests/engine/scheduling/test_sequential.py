@@ -1,4 +1,4 @@
-"""Models that cannot be batched give the same answers, one row at a time."""
+"""Models that cannot be batched give the same answers, one sequence at a time."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ JSON = {
 
 @pytest.mark.parametrize("fields", [CHOICE, JSON, {}], ids=["choice", "json", "free"])
 @pytest.mark.parametrize("most", [1, 5, 40])
-def test_a_row_by_itself_ends_as_in_a_batch(
+def test_a_sequence_by_itself_ends_as_in_a_batch(
     fields: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     penalised = {"frequency_penalty": 1.5, "repetition_penalty": 1.2}

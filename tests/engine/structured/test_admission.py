@@ -1,4 +1,4 @@
-"""What the door says of structured requests: OpenAI's words, before anything is enqueued."""
+"""What the server says of structured requests: OpenAI's words, before anything is enqueued."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Constrained rows in the batch: the same answers as alone, always valid, nobody held up."""
+"""Constrained sequences in the batch: the same answers as alone, always valid, nobody held up."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.structured.constraint import Compilers, GrammarFault, Masks, mask
 from mlx_rq.engine.structured.grammar import Grammar
-from mlx_rq.engine.structured.output_format import Forms
+from mlx_rq.engine.structured.output_format import OutputFormats
 
 MODEL = speaking.model()
 THINKER = speaking.model(thinking=True)
@@ -107,21 +107,21 @@ def mixed(seed: int, jobs: int) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("close_json", [False, True])
 def test_all_kinds_mixed_answer_as_alone_joining_and_leaving(close_json: bool) -> None:
-    """Rows through a batch of 16 come and go; each is what it is in a batch of its own."""
+    """Sequences through a batch of 16 come and go; each is what it is in a batch of its own."""
     bodies = mixed(seed=3, jobs=32)
-    together, _ = run(THINKER, bodies, rows=16, chunk=64, close_json=close_json)
+    together, _ = run(THINKER, bodies, batch_size=16, chunk=64, close_json=close_json)
     for body, result in zip(bodies, together, strict=True):
-        (alone,), _ = run(THINKER, [body], rows=1, close_json=close_json)
+        (alone,), _ = run(THINKER, [body], batch_size=1, close_json=close_json)
         assert answers(result) == answers(alone)
     assert sum("error" not in result for result in together) == len(bodies)
 
 
 @pytest.mark.slow
 @settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), arrivals=st.integers(1, 5))
-def test_late_constrained_rows_change_nobody(seed: int, rows: int, arrivals: int) -> None:
+@given(seed=st.integers(0, 2**32), sequences=st.integers(1, 6), arrivals=st.integers(1, 5))
+def test_late_constrained_sequences_change_nobody(seed: int, sequences: int, arrivals: int) -> None:
     bodies = mixed(seed, jobs=12)
-    engine = MLXEngine(THINKER, EngineOptions(rows=rows, chunk=32))
+    engine = MLXEngine(THINKER, EngineOptions(batch_size=sequences, chunk=32))
     results: dict[str, Any] = {}
     for index, body in enumerate(bodies):
         engine.add([task(str(index), body)])
@@ -130,7 +130,7 @@ def test_late_constrained_rows_change_nobody(seed: int, rows: int, arrivals: int
     results.update(finish(engine, len(bodies) - len(results)))
     free = [index for index, body in enumerate(bodies) if index % len(KINDS) in (0, 1)]
     for index in free:
-        (alone,), _ = run(THINKER, [bodies[index]], rows=1)
+        (alone,), _ = run(THINKER, [bodies[index]], batch_size=1)
         assert answers(results[str(index)]) == answers(alone)
 
 
@@ -144,15 +144,15 @@ def test_one_prompt_asked_for_in_many_forms_is_answered_in_each() -> None:
     assert free["choices"][0]["message"]["content"] not in "abcd"
 
 
-def test_a_row_that_was_put_back_goes_on_within_its_grammar() -> None:
+def test_a_sequence_that_was_put_back_goes_on_within_its_grammar() -> None:
     bodies = [chat(f"Record {i}", max_tokens=90, **structured(SCHEMA)) for i in range(6)]
-    roomy, _ = run(MODEL, bodies, rows=6)
-    tight, engine = run(MODEL, bodies, rows=6, kv_bytes=180_000, reserve=1)
-    assert engine.totals.rows_put_back > 0
+    roomy, _ = run(MODEL, bodies, batch_size=6)
+    tight, engine = run(MODEL, bodies, batch_size=6, kv_bytes=180_000, reserve=1)
+    assert engine.totals.sequences_preempted > 0
     assert [answers(result) for result in tight] == [answers(result) for result in roomy]
 
 
-def test_mask_leaves_free_rows_bit_identical() -> None:
+def test_mask_leaves_free_sequences_bit_identical() -> None:
     class Only:
         done = False
         vocabulary = 77
@@ -180,9 +180,11 @@ def test_mask_leaves_free_rows_bit_identical() -> None:
 def test_a_tokenizer_may_have_more_tokens_than_the_model(narrower: int) -> None:
     """As Gemma 3's text models: 262145 tokens, of which the last has no logits."""
     width = len(MODEL.tokenizer) // 32 * 32 - narrower
-    forms = Forms(replace(MODEL, vocab_size=width))
-    form = forms.form_of(task("x", chat("x", guided_choice=["yes", "no"])).request, [1])  # type: ignore[arg-type]
-    constraint = form.start(10)
+    output_formats = OutputFormats(replace(MODEL, vocab_size=width))
+    output_format = output_formats.output_format_of(
+        task("x", chat("x", guided_choice=["yes", "no"])).request, [1]
+    )  # type: ignore[arg-type]
+    constraint = output_format.start(10)
     logits = mx.random.normal((3, width))
 
     masked = mask(logits, [None, constraint, None])
@@ -256,7 +258,7 @@ def test_five_hundred_random_schemas_and_every_finished_text_validates() -> None
     finished = 0
     for close_json in (False, True):
         some = slice(0, 250) if close_json else slice(250, 500)
-        results, _ = run(MODEL, bodies[some], rows=16, chunk=256, close_json=close_json)
+        results, _ = run(MODEL, bodies[some], batch_size=16, chunk=256, close_json=close_json)
         for schema, result in zip(schemas[some], results, strict=True):
             if "error" in result:  # caught, not passed off: a day that the calendar does not have
                 assert "date" in result["error"]["message"], result
@@ -295,7 +297,7 @@ def test_a_hostile_schema_ends_in_an_error_soon_and_holds_up_nobody(name: str) -
             MODEL, [chat("x", max_tokens=5, **structured(HOSTILE[name])), chat("y", max_tokens=5)]
         )
         assert "choices" in other
-    except RequestError as refused:  # at the door already
+    except RequestError as refused:  # at the server already
         error = {"error": refused.error}
     assert error["error"]["message"].startswith("Invalid schema for response_format 'X': ")
     assert (error["error"]["param"], error["error"]["code"]) == ("response_format", None)
@@ -329,17 +331,17 @@ def test_a_compilation_past_its_time_is_given_up_and_others_go_on() -> None:
     assert compilers.submit(Grammar("quick", ())) is quick
 
 
-def test_a_row_waits_for_its_grammar_while_others_go_on(monkeypatch: Any) -> None:
-    engine = MLXEngine(MODEL, EngineOptions(rows=4, chunk=64))
+def test_a_sequence_waits_for_its_grammar_while_others_go_on(monkeypatch: Any) -> None:
+    engine = MLXEngine(MODEL, EngineOptions(batch_size=4, chunk=64))
     release = threading.Event()
-    compile = engine._forms._compilers._compile
+    compile = engine._output_formats._compilers._compile
 
     def wait(grammar: Grammar) -> Any:
         release.wait(10)
         return compile(grammar)
 
-    monkeypatch.setattr(engine._forms._compilers, "_compile", wait)
-    monkeypatch.setattr(engine._forms._compilers, "_seconds", 60)
+    monkeypatch.setattr(engine._output_formats._compilers, "_compile", wait)
+    monkeypatch.setattr(engine._output_formats._compilers, "_seconds", 60)
     engine.add([task("bound", chat("x", max_tokens=60, **structured({"const": "ok"})))])
     engine.add([task("free", chat("y", max_tokens=5))])
     assert set(finish(engine, 1)) == {"free"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import speaking
 
-from mlx_rq.engine.formats.model_format import dialect_of
+from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
 from mlx_rq.engine.structured.grammar import closed, grammar_of
 from mlx_rq.engine.structured.llguidance_backend import Guidance
@@ -16,13 +16,13 @@ from mlx_rq.jobs.openai.validation import validate
 
 MODEL = speaking.model()
 GUIDANCE = Guidance(MODEL)
-DIALECT = dialect_of(MODEL.tokenizer)
+MODEL_FORMAT = model_format_of(MODEL.tokenizer)
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def compiled(reasoning: bool | None = False, **body: Any) -> Compiled:
     request = validate("chat", {"messages": MESSAGES, **body})
-    grammar = grammar_of(request, DIALECT, reasoning)
+    grammar = grammar_of(request, MODEL_FORMAT, reasoning)
     assert grammar is not None
     return GUIDANCE.compile(grammar)
 
@@ -337,7 +337,7 @@ def test_each_part_of_a_request_is_blamed_for_its_own_fault() -> None:
         "function": {"name": "bad", "strict": True, "parameters": {**OBJECT, "not": {}}},
     }
     request = validate("chat", {"messages": MESSAGES, "tools": [good, bad]})
-    grammar = grammar_of(request, DIALECT, False)
+    grammar = grammar_of(request, MODEL_FORMAT, False)
     assert grammar is not None
 
     with pytest.raises(GrammarFault) as fault:
@@ -352,4 +352,4 @@ def test_each_part_of_a_request_is_blamed_for_its_own_fault() -> None:
 def test_reasoning_length_needs_reasoning() -> None:
     request = validate("chat", {"messages": MESSAGES, "reasoning_length": {"min": 5}})
     with pytest.raises(RequestError, match="reasoning_length"):
-        grammar_of(request, DIALECT, False)
+        grammar_of(request, MODEL_FORMAT, False)

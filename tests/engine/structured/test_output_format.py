@@ -1,4 +1,4 @@
-"""What is read off a row's text, whether or not its grammar is there."""
+"""What is read off a sequence's text, whether or not its grammar is there."""
 
 import threading
 from typing import Any
@@ -8,7 +8,7 @@ import speaking
 from driving import run
 
 from mlx_rq.engine.structured.constraint import Compilation
-from mlx_rq.engine.structured.output_format import Form, Forms, InvalidAnswer
+from mlx_rq.engine.structured.output_format import InvalidAnswer, OutputFormat, OutputFormats
 from mlx_rq.jobs.openai.responses_to_chat import generated
 from mlx_rq.jobs.openai.validation import kind_of, validate
 
@@ -17,8 +17,8 @@ LONG = {"type": "string", "minLength": 500}
 FORMAT = {"type": "json_schema", "name": "X", "strict": True, "schema": LONG}
 
 
-def form_of(forms: Forms, body: dict[str, Any]) -> Form:
-    return forms.form_of(generated(validate(kind_of(body), body)), [1])
+def output_format_of(output_formats: OutputFormats, body: dict[str, Any]) -> OutputFormat:
+    return output_formats.output_format_of(generated(validate(kind_of(body), body)), [1])
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -47,46 +47,48 @@ def test_a_budget_too_small_names_the_field_of_this_kind_of_request(
 
 
 def test_where_the_context_is_the_budget_no_field_is_named() -> None:
-    form = form_of(Forms(MODEL), chat())
-    constraint = form.start(20)
-    (warning,) = form.read('"', "length", constraint, 20).warnings
+    output_format = output_format_of(OutputFormats(MODEL), chat())
+    constraint = output_format.start(20)
+    (warning,) = output_format.read('"', "length", constraint, 20).warnings
     assert warning["code"] == "budget_too_small"
     assert warning["message"].endswith("Shorten the prompt.")
 
 
-def held_up(monkeypatch: pytest.MonkeyPatch) -> Forms:
+def held_up(monkeypatch: pytest.MonkeyPatch) -> OutputFormats:
     """Forms whose grammars are never compiled; to wait for one fails."""
-    forms = Forms(MODEL)
-    monkeypatch.setattr(forms._compilers, "_compile", lambda _: threading.Event().wait(60))
+    output_formats = OutputFormats(MODEL)
+    monkeypatch.setattr(output_formats._compilers, "_compile", lambda _: threading.Event().wait(60))
 
     def waits(_: Compilation) -> None:
         raise AssertionError("reading a text waits for its grammar")
 
     monkeypatch.setattr(Compilation, "result", waits)
-    return forms
+    return output_formats
 
 
 def test_reading_never_waits_for_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    forms = held_up(monkeypatch)
+    output_formats = held_up(monkeypatch)
     body = {"prompt": "x", "echo": True, "max_tokens": 0, "guided_json": LONG}
-    form = form_of(forms, body)
-    assert not form.ready
-    reading = form.read("", "length", None, 0)
+    output_format = output_format_of(output_formats, body)
+    assert not output_format.ready
+    reading = output_format.read("", "length", None, 0)
     assert (reading.content, reading.warnings) == ("", [])
     with pytest.raises(InvalidAnswer, match="was not compiled"):
-        form.read("", "stop", None, 0)
+        output_format.read("", "stop", None, 0)
 
 
 @pytest.mark.parametrize("compiled", ["start: nonsense", 'start: "a" "b" "c"'])
-def test_a_row_that_generates_nothing_is_read_alike_whatever_its_grammar(compiled: str) -> None:
+def test_a_sequence_that_generates_nothing_is_read_alike_whatever_its_grammar(
+    compiled: str,
+) -> None:
     body = {"prompt": "x", "echo": True, "max_tokens": 0, "guided_grammar": compiled}
-    form = form_of(Forms(MODEL), body)
-    assert form.compilation is not None
-    assert form.compilation._run.ended.wait(60)
-    assert form.read("", "length", None, 0).warnings == []
+    output_format = output_format_of(OutputFormats(MODEL), body)
+    assert output_format.compilation is not None
+    assert output_format.compilation._run.ended.wait(60)
+    assert output_format.read("", "length", None, 0).warnings == []
 
 
-def test_a_row_that_generates_nothing_is_answered_whatever_its_grammar() -> None:
+def test_a_sequence_that_generates_nothing_is_answered_whatever_its_grammar() -> None:
     body = {"prompt": "x", "echo": True, "max_tokens": 0, "guided_grammar": "start: nonsense"}
     (result, other), _ = run(MODEL, [body, {"prompt": "x", "max_tokens": 2}])
     assert result["choices"][0]["text"] == "x"

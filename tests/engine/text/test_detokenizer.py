@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from spoken_texts import EACH, TEXTS, TOKENIZERS, sentencepiece
 
-from mlx_rq.engine.text.detokenizer import RowText
-from mlx_rq.engine.text.token_bytes import Spelling
+from mlx_rq.engine.text.detokenizer import SequenceText
+from mlx_rq.engine.text.token_bytes import TokenBytes
 
 
 def taken(tokenizer: TokenizerWrapper, tokens: list[int], stops: list[str]) -> tuple[str, int]:
-    """The text of a row, and how many of its tokens it took to see the stop (all, without one)."""
-    text = RowText(tokenizer, stops)
+    """The text of a sequence, and how many of its tokens it took to see the stop (all, without
+    one).
+    """
+    text = SequenceText(tokenizer, stops)
     for count, token in enumerate(tokens, 1):
         if text.add(token):
             return text.finish(), count
@@ -111,8 +113,8 @@ class TestLeadingSpaces:
         assert tokenizer.convert_ids_to_tokens(tokens[0]).startswith("\u2581")
 
         for stops in ([], ["zz"]):
-            answer = RowText(tokenizer, stops)
-            continuation = RowText(tokenizer, stops, prompt=prompt)
+            answer = SequenceText(tokenizer, stops)
+            continuation = SequenceText(tokenizer, stops, prompt=prompt)
             for token in tokens:
                 answer.add(token)
                 continuation.add(token)
@@ -122,19 +124,19 @@ class TestLeadingSpaces:
     def test_a_stop_may_begin_with_one(self) -> None:
         tokenizer = sentencepiece()
         prompt = tokenizer.encode("the cat", add_special_tokens=False)
-        text = RowText(tokenizer, [" sat"], prompt=prompt)
+        text = SequenceText(tokenizer, [" sat"], prompt=prompt)
         tokens = tokenizer.encode("sat on", add_special_tokens=False)
         assert any(text.add(token) for token in tokens)
         assert text.finish() == ""
 
     def test_offsets_of_tokens_count_the_text_as_it_is_shown(self) -> None:
         tokenizer = sentencepiece()
-        spelling = Spelling(tokenizer)
+        token_bytes = TokenBytes(tokenizer)
         tokens = tokenizer.encode("sat on", add_special_tokens=False)
-        pieces = [spelling.spell(token).decode() for token in tokens]
+        pieces = [token_bytes.spell(token).decode() for token in tokens]
         assert "".join(pieces) == " sat on"
         starts = [len("".join(pieces[:i])) for i in range(len(pieces))]
-        assert spelling.offsets(tokens, " sat on") == starts
-        assert spelling.offsets(tokens, "sat on") == [max(0, start - 1) for start in starts]
+        assert token_bytes.offsets(tokens, " sat on") == starts
+        assert token_bytes.offsets(tokens, "sat on") == [max(0, start - 1) for start in starts]
         euro = tokenizer.encode("\u20ac", add_special_tokens=False)
-        assert b"".join(map(spelling.spell, euro)) == b" \xe2\x82\xac"
+        assert b"".join(map(token_bytes.spell, euro)) == b" \xe2\x82\xac"

@@ -28,7 +28,7 @@ from mlx_rq import (
 )
 from mlx_rq.jobs.client import job as handle
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.finish import end_job
+from mlx_rq.jobs.queue.finish import finish_job
 from mlx_rq.jobs.queue.payload import SERIALIZER
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -48,7 +48,7 @@ def held(start_worker: StartWorker) -> RunningWorker:
 
 def finish(connection: Redis, job: Job) -> None:
     """Ends a job as a worker does."""
-    end_job(
+    finish_job(
         connection,
         connection,
         job_id=job.id,
@@ -319,7 +319,7 @@ class TestStatus:
         connection.hset(RQJob.key_for(job.id), "status", status)
         assert job.status() == "queued"
 
-    def test_handles_are_equal_where_they_name_the_same_job(self, redis_url: str) -> None:
+    def test_jobs_are_equal_where_they_name_the_same_job(self, redis_url: str) -> None:
         job = submit(messages=HI)
         assert fetch(job.id) == job
         assert len({job, fetch(job.id), submit(messages=HI)}) == 2

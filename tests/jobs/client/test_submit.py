@@ -92,7 +92,7 @@ class TestWhatLiesInRedis:
     def test_an_idle_worker_is_woken_by_a_bell(self, redis_url: str, connection: Redis) -> None:
         for _ in range(20):
             submit(messages=HI, model="m")
-        assert connection.llen(keys.bell("m")) == 16
+        assert connection.llen(keys.wake_up("m")) == 16
 
     def test_ids_cannot_be_guessed_and_are_all_different(self, redis_url: str) -> None:
         ids = {job.id for job in submit_many([{"messages": HI}] * 100)}
@@ -225,9 +225,7 @@ class TestRefusal:
 
 
 class TestMany:
-    def test_handles_come_in_the_order_of_the_bodies(
-        self, redis_url: str, connection: Redis
-    ) -> None:
+    def test_jobs_come_in_the_order_of_the_bodies(self, redis_url: str, connection: Redis) -> None:
         bodies: list[dict[str, Any]] = [
             {"prompt": str(number), "model": "ab"[number % 2]} for number in range(10)
         ]

@@ -1,4 +1,4 @@
-"""What the door lets in, and in which words it refuses the rest."""
+"""What the server lets in, and in which words it refuses the rest."""
 
 import json
 from typing import Any
@@ -342,7 +342,9 @@ def test_what_is_not_done_yet_is_refused_by_name_never_ignored(kind: Kind, name:
 
 def why(name: str) -> str:
     if name in ("stream", "stream_options"):
-        return "works over the HTTP door (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+        return (
+            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+        )
     return "is not supported yet"
 
 

@@ -406,7 +406,7 @@ class TestStatus:
         assert "jobs wait for 'other', which no live worker serves" in text
         state = json.loads(run("status", "--json").stdout)
         assert [worker["name"] for worker in state["workers"]] == ["mac-1"]
-        assert state["workers"][0]["trunk_sharing"] == "held once (fake)"
+        assert state["workers"][0]["prefix_sharing"] == "held once (fake)"
         assert state["notes"] == ["jobs wait for 'other', which no live worker serves"]
 
     @pytest.mark.parametrize("name", ["[/b]", "[bold]m[/bold]", ":cat:", "[link=x]m"])

@@ -7,7 +7,7 @@ from fakes import FakeEngine, RunningWorker, StartWorker, eventually
 
 from mlx_rq import submit_many
 from mlx_rq.engine.interface import Task
-from mlx_rq.jobs.queue.affinity import prefix_of
+from mlx_rq.jobs.queue.affinity import affinity_of
 
 LONG = "You know this document by heart. " * 20
 
@@ -106,13 +106,15 @@ def test_jobs_without_a_long_beginning_are_divided(
 
 
 def test_what_counts_as_a_beginning() -> None:
-    assert prefix_of(body("A", 1)) == prefix_of(body("A", 2)) != prefix_of(body("B", 1))
-    assert prefix_of({"messages": [{"role": "user", "content": "short"}]}) == ""
+    assert affinity_of(body("A", 1)) == affinity_of(body("A", 2)) != affinity_of(body("B", 1))
+    assert affinity_of({"messages": [{"role": "user", "content": "short"}]}) == ""
     prompt = "x" * 1000
-    assert prefix_of({"prompt": prompt + "a"}) == prefix_of({"prompt": prompt + "b"}) != ""
-    assert prefix_of({"prompt": [1, 2, 3] * 200}) == prefix_of({"prompt": [1, 2, 3] * 300}) != ""
+    assert affinity_of({"prompt": prompt + "a"}) == affinity_of({"prompt": prompt + "b"}) != ""
+    assert (
+        affinity_of({"prompt": [1, 2, 3] * 200}) == affinity_of({"prompt": [1, 2, 3] * 300}) != ""
+    )
     parts = [{"type": "text", "text": LONG}, {"type": "text", "text": "A"}]
-    assert prefix_of({"messages": [{"role": "system", "content": parts}]}) == prefix_of(
+    assert affinity_of({"messages": [{"role": "system", "content": parts}]}) == affinity_of(
         {"messages": [{"role": "system", "content": LONG + "A"}]}
     )
 

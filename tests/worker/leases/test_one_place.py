@@ -21,11 +21,11 @@ from mlx_rq import Job, submit_many
 from mlx_rq.jobs.client.job import STATUSES
 from mlx_rq.jobs.openai.priority import PRIORITIES, Priority
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.finish import end_job
+from mlx_rq.jobs.queue.finish import finish_job
 from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob
 from mlx_rq.worker.leases.claim import SUSPECT_AFTER, ClaimedJob, Claims
-from mlx_rq.worker.leases.recovery import bury, recover_expired
+from mlx_rq.worker.leases.recovery import reap, recover_expired
 
 QUEUES = [keys.queue_name("default", priority) for priority in PRIORITIES]
 LONG = "A beginning that many share. " * 20
@@ -59,11 +59,11 @@ class Worker:
     name: str
     claims: Claims
     held: list[ClaimedJob] = field(default_factory=list)
-    aboard: set[str] | None = None
+    in_flight: set[str] | None = None
 
     def counts(self, job_id: str) -> bool:
         """Whether its death is an attempt of a job: where it said nothing, it is."""
-        return self.aboard is None or job_id in self.aboard
+        return self.in_flight is None or job_id in self.in_flight
 
 
 class OnePlace(RuleBasedStateMachine):
@@ -133,7 +133,7 @@ class OnePlace(RuleBasedStateMachine):
         known = self.known[job.id]
         self.results += 1
         outcome = {"object": "x", "number": self.results}
-        reply = end_job(
+        reply = finish_job(
             self.connection,
             self.connection,
             job_id=job.id,
@@ -193,10 +193,10 @@ class OnePlace(RuleBasedStateMachine):
             known.lost += not ours or holder.counts(known.job.id)
 
     @rule(which=st.sampled_from([0, 1]), data=st.data())
-    def say_what_is_aboard(self, which: int, data: st.DataObject) -> None:
+    def say_what_is_in_flight(self, which: int, data: st.DataObject) -> None:
         worker = self.workers[which]
-        worker.aboard = {job.id for job in worker.held if data.draw(st.booleans())}
-        self.connection.set(keys.aboard(worker.name), " ".join(worker.aboard))
+        worker.in_flight = {job.id for job in worker.held if data.draw(st.booleans())}
+        self.connection.set(keys.in_flight(worker.name), " ".join(worker.in_flight))
 
     @rule(which=st.sampled_from([0, 1]))
     def die(self, which: int) -> None:
@@ -207,11 +207,11 @@ class OnePlace(RuleBasedStateMachine):
             for job in worker.held
             if (known := self.known[job.id]).holder == job.lease.execution_id
         ]
-        assert bury(self.connection, worker.name) == len(mine)
+        assert reap(self.connection, worker.name) == len(mine)
         for known in mine:
             known.holder = None
             known.lost += worker.counts(known.job.id)
-        worker.held, worker.aboard = [], None
+        worker.held, worker.in_flight = [], None
 
     @rule(which=st.sampled_from([0, 1]), data=st.data())
     def hand_back(self, which: int, data: st.DataObject) -> None:

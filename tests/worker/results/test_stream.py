@@ -13,7 +13,7 @@ from mlx_rq import submit
 from mlx_rq.engine.interface import Partial, Task
 from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue import keys
-from mlx_rq.worker.results.stream import INTERVAL_SECONDS, Deltas
+from mlx_rq.worker.results.stream import INTERVAL_SECONDS, StreamPublisher
 
 CHAT: Any = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -47,13 +47,13 @@ def engine() -> FakeEngine:
     return engine
 
 
-def tell(deltas: Deltas, clock: Clock) -> None:
+def tell(deltas: StreamPublisher, clock: Clock) -> None:
     clock.now += INTERVAL_SECONDS
     deltas.publish()
 
 
 def test_only_what_is_new_is_published(connection: Redis, engine: FakeEngine, clock: Clock) -> None:
-    deltas = Deltas(engine, connection, clock)
+    deltas = StreamPublisher(engine, connection, clock)
     deltas.watch("a")
     steps: list[Sequence[Partial]] = [
         [Partial(0, "Hm", "")],
@@ -78,7 +78,7 @@ def test_only_what_is_new_is_published(connection: Redis, engine: FakeEngine, cl
 def test_not_more_than_ten_times_a_second(
     connection: Redis, engine: FakeEngine, clock: Clock
 ) -> None:
-    deltas = Deltas(engine, connection, clock)
+    deltas = StreamPublisher(engine, connection, clock)
     deltas.watch("a")
     for number in range(1, 101):
         clock.now = number / 100
@@ -91,7 +91,7 @@ def test_not_more_than_ten_times_a_second(
 def test_without_streamed_jobs_the_engine_is_not_asked(
     connection: Redis, engine: FakeEngine, clock: Clock
 ) -> None:
-    deltas = Deltas(engine, connection, clock)
+    deltas = StreamPublisher(engine, connection, clock)
     tell(deltas, clock)
     deltas.watch("a")
     deltas.forget("a")
@@ -102,7 +102,7 @@ def test_without_streamed_jobs_the_engine_is_not_asked(
 def test_an_attempt_that_starts_over_in_the_engine(
     connection: Redis, engine: FakeEngine, clock: Clock
 ) -> None:
-    deltas = Deltas(engine, connection, clock)
+    deltas = StreamPublisher(engine, connection, clock)
     deltas.watch("a")
     for text in ("one two", "one", "", "one two three"):  # the same again: nothing is said twice
         engine.say("a", Partial(0, "", text))
@@ -122,7 +122,7 @@ def test_an_attempt_that_starts_over_in_the_engine(
 def test_what_redis_did_not_take_is_sent_again(
     connection: Redis, engine: FakeEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deltas = Deltas(engine, connection, clock)
+    deltas = StreamPublisher(engine, connection, clock)
     deltas.watch("a")
     engine.say("a", Partial(0, "", "one"))
 
@@ -200,4 +200,4 @@ def test_a_job_that_ended_is_watched_no_more(
         engine.release()
     eventually(lambda: not worker.worker._held(), "the end")
     worker.stop()
-    assert worker.worker._deltas._told == {}
+    assert worker.worker._stream._told == {}

@@ -1,14 +1,14 @@
-"""What it saves to hold a trunk once for all its rows, beside copies of it in each row.
+"""What it saves to hold a prefix once for all its sequences, beside copies of it in each sequence.
 
-    LD_PRELOAD=…/libopenblas.so.0 python bench/shared_trunk.py [--trunks 256 1024 …]
+    LD_PRELOAD=…/libopenblas.so.0 python bench/shared_prefix.py [--prefixes 256 1024 …]
         [--rows 4 16 …] [--waves 2] [--repeats 2] [--dtype float32] [--json] [--plot FILE]
 
-Both ways run in turn, so many `repeats`, by the same engine over the same jobs: `rows` of them at
-once, so many `waves` of them, of different lengths, so that rows come and go. The quickest run of
-each counts, as somebody else may use the machine too. Ratios tell; absolute figures depend on it.
-`gate` says whether the engine would share by itself (it is made to here). Memory and KV are the
-most that was held beside the weights. Copies of 4,096 tokens for 32 rows of SmolLM2 in float32 take
-up to 15 GB: choose what fits.
+Both ways run in turn, so many `repeats`, by the same engine over the same jobs: `sequences` of them
+at once, so many `waves` of them, of different lengths, so that sequences come and go. The quickest
+run of each counts, as somebody else may use the machine too. Ratios tell; absolute figures depend
+on it. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
+the most that was held beside the weights. Copies of 4,096 tokens for 32 sequences of SmolLM2 in
+float32 take up to 15 GB: choose what fits.
 """
 
 import argparse
@@ -49,10 +49,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Figures:
-    """One trunk, so many rows: what copies take of what sharing takes, how much slower they are."""
+    """One prefix, so many rows: what copies take of what sharing takes, how much slower they
+    are.
+    """
 
-    trunk: int
-    rows: int
+    prefix: int
+    sequences: int
     gate: bool
     peak_ratio: float
     kv_ratio: float
@@ -65,14 +67,14 @@ class Figures:
     shared_decode: float
 
 
-def jobs_of(model: LoadedModel, trunk: int, count: int) -> list[Task]:
-    """Completions that have the first `trunk` tokens in common."""
-    dice = random.Random(trunk)
+def jobs_of(model: LoadedModel, prefix: int, count: int) -> list[Task]:
+    """Completions that have the first `prefix` tokens in common."""
+    dice = random.Random(prefix)
 
     def some(tokens: int) -> list[int]:
         return [dice.randrange(1000, 20_000) for _ in range(tokens)]
 
-    shared = some(trunk)
+    shared = some(prefix)
     return [
         Task(
             str(number),
@@ -87,13 +89,15 @@ def jobs_of(model: LoadedModel, trunk: int, count: int) -> list[Task]:
     ]
 
 
-def run(model: LoadedModel, trunk: int, rows: int, waves: int, *, share: bool) -> Run:
+def run(model: LoadedModel, prefix: int, sequences: int, waves: int, *, share: bool) -> Run:
     """Generates all jobs with a new engine."""
-    options = EngineOptions(rows=rows, share_trunks=share, share_from=0, kv_bytes=2**40)
+    options = EngineOptions(
+        batch_size=sequences, share_prefixes=share, share_from=0, kv_bytes=2**40
+    )
     engine = MLXEngine(model, options)
-    if share and "held once" not in engine.trunk_sharing:
-        sys.exit(f"trunks are {engine.trunk_sharing}")
-    tasks = jobs_of(model, trunk, rows * waves)
+    if share and "held once" not in engine.prefix_sharing:
+        sys.exit(f"prefixes are {engine.prefix_sharing}")
+    tasks = jobs_of(model, prefix, sequences * waves)
     mx.clear_cache()
     before, kv_bytes, texts = mx.get_active_memory(), 0, dict[str, str]()
     mx.reset_peak_memory()
@@ -123,18 +127,18 @@ def best(runs: Sequence[Run]) -> Run:
     )
 
 
-def measure(model: LoadedModel, trunk: int, rows: int, waves: int, repeats: int) -> Figures:
+def measure(model: LoadedModel, prefix: int, sequences: int, waves: int, repeats: int) -> Figures:
     """Runs both ways."""
     runs = [
-        [run(model, trunk, rows, waves, share=share) for share in (False, True)]
+        [run(model, prefix, sequences, waves, share=share) for share in (False, True)]
         for _ in range(repeats)
     ]
     copied, shared = (best(ways) for ways in zip(*runs, strict=True))
     same = sum(a == b for a, b in zip(copied.texts, shared.texts, strict=True))
     return Figures(
-        trunk=trunk,
-        rows=rows,
-        gate=worth([(trunk, rows)], EngineOptions().share_from) == 1,
+        prefix=prefix,
+        sequences=sequences,
+        gate=worth([(prefix, sequences)], EngineOptions().share_from) == 1,
         peak_ratio=copied.peak_bytes / shared.peak_bytes,
         kv_ratio=copied.kv_bytes / shared.kv_bytes,
         decode_ratio=shared.decode_tokens_per_second / copied.decode_tokens_per_second,
@@ -147,13 +151,13 @@ def measure(model: LoadedModel, trunk: int, rows: int, waves: int, repeats: int)
     )
 
 
-HEADING = "trunk rows  gate   peak    KV  decode   wall   same  MB copied → shared   tokens/s"
+HEADING = "prefix sequences  gate   peak    KV  decode   wall   same  MB copied → shared   tokens/s"
 
 
 def line(one: Figures) -> str:
-    """A row of the table."""
+    """A sequence of the table."""
     return (
-        f"{one.trunk:5} {one.rows:4}  {'in' if one.gate else 'out':>4} {one.peak_ratio:6.1f}"
+        f"{one.prefix:5} {one.sequences:4}  {'in' if one.gate else 'out':>4} {one.peak_ratio:6.1f}"
         f" {one.kv_ratio:5.1f} {one.decode_ratio:7.2f} {one.wall_ratio:6.2f} {one.same_texts:6.0%}"
         f"  {one.copied_peak_mb:8.0f} → {one.shared_peak_mb:<6.0f}"
         f" {one.copied_decode:6.1f} → {one.shared_decode:.1f}"
@@ -161,20 +165,24 @@ def line(one: Figures) -> str:
 
 
 def plot(figures: Sequence[Figures], file: str) -> None:
-    """Draws how many times less memory, and how many times faster, over the trunk's length."""
+    """Draws how many times less memory, and how many times faster, over the prefix's length."""
     from matplotlib import pyplot
 
     _, (memory, speed) = pyplot.subplots(1, 2, figsize=(9, 3.5))
-    for rows in sorted({one.rows for one in figures}):
-        points = [one for one in figures if one.rows == rows]
-        lengths = [one.trunk for one in points]
-        memory.plot(lengths, [one.peak_ratio for one in points], "o-", label=f"{rows} rows")
-        speed.plot(lengths, [one.decode_ratio for one in points], "o-", label=f"{rows} rows")
+    for sequences in sorted({one.sequences for one in figures}):
+        points = [one for one in figures if one.sequences == sequences]
+        lengths = [one.prefix for one in points]
+        memory.plot(
+            lengths, [one.peak_ratio for one in points], "o-", label=f"{sequences} sequences"
+        )
+        speed.plot(
+            lengths, [one.decode_ratio for one in points], "o-", label=f"{sequences} sequences"
+        )
     memory.set_ylabel("peak memory, copied ÷ shared")
     speed.set_ylabel("decode tokens/s, shared ÷ copied")
     speed.axhline(1, color="grey", linewidth=0.8)
     for axes in (memory, speed):
-        axes.set_xlabel("trunk, tokens")
+        axes.set_xlabel("prefix, tokens")
         axes.set_xscale("log", base=2)
         axes.legend()
     pyplot.tight_layout()
@@ -183,7 +191,7 @@ def plot(figures: Sequence[Figures], file: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trunks", type=int, nargs="+", default=[256, 1024, 2048, 4096])
+    parser.add_argument("--prefixes", type=int, nargs="+", default=[256, 1024, 2048, 4096])
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32])
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
@@ -194,9 +202,9 @@ def main() -> None:
     model = load(str(pull("smollm2", dtype=arguments.dtype)))
     print(HEADING, file=sys.stderr)
     figures = []
-    for trunk in arguments.trunks:
-        for rows in arguments.rows:
-            figures.append(measure(model, trunk, rows, arguments.waves, arguments.repeats))
+    for prefix in arguments.prefixes:
+        for sequences in arguments.sequences:
+            figures.append(measure(model, prefix, sequences, arguments.waves, arguments.repeats))
             print(line(figures[-1]), file=sys.stderr, flush=True)
     if arguments.json:
         print(json.dumps([asdict(one) for one in figures], indent=1))
