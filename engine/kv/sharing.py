@@ -137,7 +137,7 @@ class Sharing:
             self._installation.remove()
 
     def __str__(self) -> str:
-        return f"{'held once' if self.on else 'copied into each row'} ({self.why})"
+        return f"{'held once' if self.on else 'copied into each sequence'} ({self.why})"
 
     def remove(self) -> None:
         """Puts mlx-lm's own attention back; sequences on shared prefixes cannot go on then."""

@@ -96,7 +96,7 @@ def answer_texts(result: Any) -> list[str]:
 @cache
 def lone_engine() -> MLXEngine:
     """An engine that gets one task at a time, so that it never makes a prefix."""
-    return MLXEngine(smollm2(), EngineOptions(rows=1, share_prefixes=False))
+    return MLXEngine(smollm2(), EngineOptions(batch_size=1, share_prefixes=False))
 
 
 def alone(body: dict[str, Any]) -> Any:

@@ -60,7 +60,7 @@ class SupervisorPipe:
             self._say(PROGRESS)
 
     def grown(self) -> None:
-        """The batch has twice the rows that it had."""
+        """The batch has room for twice as many sequences."""
         self.shrink -= 1
         self._say(GROWN)
 

@@ -35,4 +35,4 @@ class Throttle:
         self._changed_at = self._clock()
         self._supervisor_pipe.grown()
         self._engine.throttle(0.5**self._supervisor_pipe.shrink)
-        logger.info("the batch has %d rows again", self._engine.capacity)
+        logger.info("the batch has room for %d sequences again", self._engine.capacity)

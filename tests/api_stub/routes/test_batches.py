@@ -394,7 +394,7 @@ def test_batch_that_fails_on_its_way_keeps_what_was_answered(
     assert batch.errors.data[0].code == "server_error"
     assert set(read(server, batch.output_file_id)) == {"a", "b"}
     assert set(read(server, batch.error_file_id)) == {"hot"}
-    folder = server.server.config.app.state.server.settings.data_dir / "http" / "batches"
+    folder = server.server.config.app.state.service.settings.data_dir / "http" / "batches"
     eventually(lambda: not (folder / batch.id).exists(), "the end of the folder")
 
 
@@ -464,6 +464,6 @@ def test_file_that_expires(server: RunningServer, monkeypatch: pytest.MonkeyPatc
 def test_two_servers_do_not_share_a_data_folder(
     server: RunningServer, start_server: StartServer
 ) -> None:
-    used = server.server.config.app.state.server.settings.data_dir
+    used = server.server.config.app.state.service.settings.data_dir
     with pytest.raises(ValueError, match="Another server uses"):
         start_server(data_dir=used)

@@ -141,7 +141,7 @@ def test_job_of_client_that_hangs_up_can_be_kept(
     start_worker(engine)
     server = start_server(keep_on_disconnect=True)
     (job_id,) = _hang_up(server, engine)
-    eventually(lambda: server.server.config.app.state.server.requests.waiting == 0)
+    eventually(lambda: server.server.config.app.state.service.requests.waiting == 0)
     engine.release()
     assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
 

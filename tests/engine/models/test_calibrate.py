@@ -31,7 +31,7 @@ def test_a_machine_is_measured_once_for_each_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured = []
-    monkeypatch.setattr(calibrate, "measure_rows", lambda model: measured.append(model) or 8)
+    monkeypatch.setattr(calibrate, "measure_sequences", lambda model: measured.append(model) or 8)
 
     assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
     assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
@@ -80,7 +80,7 @@ def test_a_model_that_cannot_share_is_not_timed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_both_measures_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(calibrate, "measure_rows", lambda model: 8)
+    monkeypatch.setattr(calibrate, "measure_sequences", lambda model: 8)
     monkeypatch.setattr(calibrate, "measure_share_from", lambda model: 512)
 
     for _ in range(2):

@@ -58,7 +58,7 @@ def test_they_are_the_models_own_whatever_is_done_to_choose(family: str) -> None
     ]
     beside = [{"prompt": [9, 8, 7], "max_tokens": 12, "temperature": 0}] * 2
 
-    results, _ = run(model, [*bodies, *beside], rows=5)
+    results, _ = run(model, [*bodies, *beside], batch_size=5)
 
     for body, result in zip(bodies, results, strict=False):
         told = logprobs_of(result)

@@ -36,6 +36,12 @@ def test_what_submit_wrote_is_read() -> None:
     assert read_payload(packed(GOOD)) == ("chat", {"messages": []})
 
 
+def test_jobs_that_waited_through_an_upgrade_are_read() -> None:
+    former = ["mlx_rq.jobs.payload.only_an_mlx_rq_worker_can_run_this", *GOOD[1:]]
+
+    assert read_payload(packed(former)) == ("chat", {"messages": []})
+
+
 class TouchesAFile:
     """Unpickling this makes a file."""
 
