@@ -20,6 +20,7 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	@# A mypy that looks at a part of the package only says "Success", too: count the files.
 	$(BIN)/mypy | tee /dev/stderr | \
 		grep -q "^Success: no issues found in $$(find -L mlx_rq -name '*.py' | wc -l) source files"

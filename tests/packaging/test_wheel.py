@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mlx_rq", *ROOMS):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -114,6 +114,14 @@ def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
     assert info.endswith(".dist-info")
 
 
+def test_the_wheel_carries_the_licence_that_its_metadata_names(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (licence,) = (name for name in archive.namelist() if name.endswith("/licenses/LICENSE"))
+    assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+    metadata = archive.read(licence.replace("licenses/LICENSE", "METADATA")).decode()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= {*metadata.splitlines()}
+
+
 def test_it_is_imported_under_its_own_name_and_shadows_nobodys_modules(
     installed: Path, elsewhere: Path
 ) -> None:
@@ -160,7 +168,7 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
     assert json.loads(python(installed, elsewhere, code)) == []
 
 
-def test_the_front_server_has_the_public_names(installed: Path, elsewhere: Path) -> None:
+def test_the_package_itself_has_the_public_names(installed: Path, elsewhere: Path) -> None:
     code = """
 import json
 import mlx_rq
