@@ -29,7 +29,7 @@ from mlx_rq.api_stub.service import Service
 from mlx_rq.api_stub.settings import Settings
 
 _DESCRIPTION = """
-A server to the queue of mlx-rq: it enqueues jobs and lets clients wait or poll for their results.
+The HTTP server of an mlx-rq queue: it enqueues jobs and lets clients wait or poll for results.
 OpenAI's clients work with the base URL `http://localhost:8000/v1`.
 """
 

@@ -1,10 +1,10 @@
-"""Runs the batches of the door: each in a thread, through the code of `mlx-rq batch`.
+"""Runs the batches of the server: each in a thread, through the code of `mlx-rq batch`.
 
     <data dir>/http/batches/<id>.json           the Batch object
     <data dir>/http/batches/<id>/input.jsonl    its input, linked: deleting the File changes nothing
     <data dir>/http/batches/<id>/{output,errors}.jsonl, state    what is written while it runs
 
-A server that starts goes on with the batches that were not done. Which lines are done stands in the
+A server that starts takes up the batches that were not done. Which lines are done stands in the
 output; lines that were submitted are found again by their keys. So nothing runs twice.
 """
 
@@ -48,7 +48,7 @@ EXPIRED = RequestError(
 
 
 class _ServerStops(Exception):
-    """The batch goes on when the server opens again."""
+    """The batch goes on when the server starts again."""
 
 
 class BatchRunner:
@@ -225,7 +225,7 @@ class _Run:
             self._stop_if_due(batch)
             batch.run(self._watch)
             if self._ended_as == "expired" and not batch.tally.errors[str(EXPIRED.code)]:
-                self._ended_as = "completed"  # all were answered before a server had time to look
+                self._ended_as = "completed"  # all were answered before any server looked
 
     def _watch(self, batch: Batch) -> None:
         """Called at least once a second while the batch runs."""

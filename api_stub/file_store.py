@@ -2,7 +2,7 @@
 
 <data dir>/http/files/<id>.json     the File object
 <data dir>/http/files/<id>.data     its content
-<data dir>/http/batches/            see `batches.py`
+<data dir>/http/batches/            see `batch_runner.py`
 <data dir>/http/lock                held by the one server that uses the folder
 """
 

@@ -21,8 +21,10 @@ from mlx_rq.api_stub.settings import Settings, is_loopback
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 
 ESCAPED = 2
-"""A request that is not an upload may have that many times the bytes of the largest body: JSON may
-be written with escapes."""
+"""So many times the bytes of the largest body may a request have, for JSON's escapes.
+
+Uploads have a limit of their own.
+"""
 
 MAX_UPLOAD_BYTES = 200 * 1024 * 1024
 """The most bytes of an uploaded file, as OpenAI's batches have it."""

@@ -1,6 +1,4 @@
-"""What the description of the server (`/openapi.json`, `/docs`) says about bodies, with
-examples.
-"""
+"""What the server's description (`/openapi.json`, `/docs`) says about bodies, with examples."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,8 @@
 The jobs of a key are in a set in Redis, which all servers share. Those that have ended are taken
 out of it when it is full, not before: below the limit, a key costs two commands a job. A place is
 taken before the job is made and named after it afterwards, so that requests that come together
-cannot pass the limit together; a server that dies in between leaves a place that is free again
-soon.
+cannot pass the limit together; a server that dies in between leaves a place that soon is free
+again.
 """
 
 import secrets

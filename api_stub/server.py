@@ -9,13 +9,13 @@ from mlx_rq.api_stub.app import create_app
 from mlx_rq.api_stub.settings import Settings, check_binding
 
 KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection stays open: longer than clients keep theirs, so that none sends into
-one that is just being closed."""
+"""How long an idle connection stays open.
+
+Longer than clients keep theirs, so that none sends into one that is just being closed.
+"""
 
 GRACE_SECONDS = 10
-"""How long connections may take to finish once the server closes; waiting clients are told to
-go.
-"""
+"""How long connections may take to finish once the server closes; who waits is told to go."""
 
 
 class StoppableServer(uvicorn.Server):

@@ -1,7 +1,7 @@
-"""Takes a request's body to the queue. The way of every job through the server:
+"""Takes a request's body to the queue: the way of every job through the server.
 
 `read_json` → `Service.submit` (kind, model, room, then `mlx_rq.jobs.client.submit`) → a job, on
-which an endpoint waits (`waiting.py`) or whose id it answers with.
+which an endpoint waits (`long_poll.py`) or whose id it answers with.
 """
 
 import asyncio
@@ -178,7 +178,7 @@ class Service:
 
 
 async def get_service(request: Request) -> Service:
-    """Finds the server of the app that serves a request.
+    """Finds the service of the app that serves a request.
 
     Dependencies are coroutines: FastAPI would call each function in a thread.
     """

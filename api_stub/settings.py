@@ -14,9 +14,7 @@ _HASHED = "sha256:"
 
 
 class ApiKeys:
-    """The keys that open the server. Only their SHA-256 is held; without any, the server is
-    open.
-    """
+    """The API keys that the server takes, held as SHA-256 only. Without any it asks for none."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -76,11 +74,10 @@ class Settings:
     """How the server behaves.
 
     `requests_per_minute` is for each key, and so is `jobs_per_key`, the jobs that have not ended;
-    `max_queued` jobs may wait for one model. With
-    `queue_unserved`, the endpoints that do not wait take jobs for models that no live worker
-    serves yet. `keep_on_disconnect` lets a job go on when the client that waits for it is gone.
-    Webhooks are signed with all `webhook_secrets`, sent only where there are any, and only to
-    public addresses and those of `webhook_networks`.
+    `max_queued` jobs may wait for one model. With `queue_unserved`, the endpoints that do not wait
+    take jobs for models that no live worker serves yet. `keep_on_disconnect` lets a job go on when
+    the client that waits for it is gone. Webhooks are signed with all `webhook_secrets`, sent only
+    where there are any, and only to public addresses and those of `webhook_networks`.
     """
 
     data_dir: Path

@@ -1,7 +1,7 @@
 """Delivers webhooks: tells receivers how their jobs ended, again and again until they took it.
 
-The list of deliveries is in Redis (`mlx_rq.jobs.queue.webhooks`). Any number of servers may
-deliver.
+The list of deliveries is in Redis (`mlx_rq.jobs.queue.webhooks`). Any number of servers
+may deliver.
 """
 
 import asyncio

@@ -102,7 +102,7 @@ def tree(jobs: int, tokens: int) -> Work:
 
 
 def dataset(jobs: int, tokens: int) -> Work:
-    """A template, five blocks of examples, and a sequence of data each."""
+    """A template, five blocks of examples, and a row of data each."""
     dice = random.Random(3)
     template = _text(dice, tokens // 4)
     examples = [_text(dice, tokens // 4) for _ in range(5)]
@@ -269,9 +269,9 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path, model: Loade
 
 
 def show(figures: Sequence[Figures]) -> None:
-    sequences = [asdict(one) for one in figures]
-    for name in sequences[0]:
-        cells = (sequence[name] for sequence in sequences)
+    columns = [asdict(one) for one in figures]
+    for name in columns[0]:
+        cells = (column[name] for column in columns)
         print(
             f"{name:28}"
             + "".join(

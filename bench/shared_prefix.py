@@ -49,9 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Figures:
-    """One prefix, so many rows: what copies take of what sharing takes, how much slower they
-    are.
-    """
+    """One prefix, so many sequences: what copies take of what sharing takes, how much slower."""
 
     prefix: int
     sequences: int
@@ -151,13 +149,13 @@ def measure(model: LoadedModel, prefix: int, sequences: int, waves: int, repeats
     )
 
 
-HEADING = "prefix sequences  gate   peak    KV  decode   wall   same  MB copied → shared   tokens/s"
+HEADING = "prefix sequences gate   peak    KV  decode   wall   same  MB copied → shared   tokens/s"
 
 
 def line(one: Figures) -> str:
-    """A sequence of the table."""
+    """A row of the table."""
     return (
-        f"{one.prefix:5} {one.sequences:4}  {'in' if one.gate else 'out':>4} {one.peak_ratio:6.1f}"
+        f"{one.prefix:6} {one.sequences:9} {'in' if one.gate else 'out':>4} {one.peak_ratio:6.1f}"
         f" {one.kv_ratio:5.1f} {one.decode_ratio:7.2f} {one.wall_ratio:6.2f} {one.same_texts:6.0%}"
         f"  {one.copied_peak_mb:8.0f} → {one.shared_peak_mb:<6.0f}"
         f" {one.copied_decode:6.1f} → {one.shared_decode:.1f}"
@@ -192,7 +190,7 @@ def plot(figures: Sequence[Figures], file: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prefixes", type=int, nargs="+", default=[256, 1024, 2048, 4096])
-    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32])
+    parser.add_argument("--sequences", type=int, nargs="+", default=[4, 16, 32])
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "4bit"], default="float32")

@@ -155,7 +155,7 @@ def ending(compiled: CompiledGrammar, model: LoadedModel) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--schemas", metavar="FOLDER")
     parser.add_argument("--strict", action="store_true", help="for --schemas: refuse, not warn")

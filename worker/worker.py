@@ -8,7 +8,8 @@ One loop on one thread, because MLX's streams belong to the thread that made the
 3. `_commit`: every task that ended by it gets its result, status and registries in one
    transaction, the moment it is finished. Answers that Redis did not take are kept and sent again.
 
-Leases are renewed by a thread of their own (`leases.py`); RQ's pubsub thread brings cancellations.
+Leases are renewed by a thread of their own (`leases/keeper.py`); RQ's pubsub thread brings
+cancellations.
 """
 
 import logging

@@ -24,9 +24,7 @@ KIND_BY_URL: Mapping[str, Kind] = {
 }
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-"""The longest line that is read. A body that passes the server is shorter, however it is
-escaped.
-"""
+"""The longest line that is read. A body of the size that jobs may have is shorter, even escaped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ UNFINISHED: tuple[Status, ...] = ("queued", "in_progress")
 _FIELDS = ("status", "origin", "created_at", "started_at", "ended_at", "worker_name")
 
 _LONGEST_BLOCK = 5.0
-"""Seconds of one blocking read: how late an end that rang no wake-up is seen."""
+"""Seconds of one blocking read: how late an end that the stream did not tell is seen."""
 
 
 class Job:
@@ -293,7 +293,7 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                 position = entries[-1][0]
                 ended = [fields[b"job"].decode() for _, fields in entries]
             else:
-                # Nothing rang: look for ends that the stream did not tell (trimmed, or RQ's own).
+                # Nothing came: look for ends that the stream did not tell (trimmed, or RQ's own).
                 ended = ended_among(connection, list(waiting))
 
 

@@ -1,4 +1,4 @@
-"""Puts jobs into the queue: validate, write JSON, ring the wake-up. The first stop of every job."""
+"""Puts jobs into the queue: validate, write JSON, wake a worker. The first stop of every job."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def submit(
     redis_url: str | None = None,
     **fields: Any,
 ) -> Job:
-    """Puts one job into the queue and returns its handle at once.
+    """Puts one job into the queue and returns it at once.
 
     The body is given as one mapping or as keyword arguments: `messages=[…]` makes a chat job,
     `prompt="…"` a completion, `input="…"` a response. `schema`, a pydantic class or a JSON schema,
@@ -67,7 +67,7 @@ def submit_many(
     idempotency_keys: Sequence[str] | None = None,
     redis_url: str | None = None,
 ) -> list[Job]:
-    """Puts many jobs into the queue, hundreds in one step; returns handles in input order.
+    """Puts many jobs into the queue, hundreds in one step; returns them in input order.
 
     Every body is checked, and there is room for all, before the first is enqueued. Options apply
     to all; `idempotency_keys` has one for each body. Raises as `submit` does; the message of a

@@ -49,7 +49,7 @@ def error_in(result: Mapping[str, Any]) -> dict[str, Any] | None:
 class RequestError(ValueError):
     """A request that cannot be honoured: names the field, the value and what would be right.
 
-    Raised at the server by `submit()`; at the worker it becomes the job's result.
+    Raised by `submit()`, before anything is queued; at the worker it becomes the job's result.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Caps on JSON schemas, cheap enough for the server.
+"""Caps on JSON schemas, cheap enough to be checked at every `submit()`.
 
 They keep out what would take the worker's constraint engine seconds or hundreds of megabytes: its
 own limits do not reach large `multipleOf` (whose automaton has that many states), and an object's

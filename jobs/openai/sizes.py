@@ -24,8 +24,8 @@ def parse_bytes(text: str) -> int:
 def max_body_bytes() -> int:
     """Gives the most bytes of JSON that a body may have: MLX_RQ_MAX_BODY, else 4 MiB.
 
-    Producers, the server and the worker each go by their own environment. Raises RequestError where
-    the variable is no number of bytes.
+    Producers, the HTTP server and the worker each go by their own environment. Raises RequestError
+    where the variable is no number of bytes.
     """
     given = os.environ.get(MAX_BODY_VARIABLE)
     if not given:

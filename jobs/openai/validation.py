@@ -1,6 +1,6 @@
 """Turns a body into a request, or says in OpenAI's words what is wrong with it.
 
-Run twice: at the server, so that the producer learns at once, and again at the worker, because
+Run twice: by `submit()`, so that the producer learns at once, and again at the worker, because
 anything may have been put into the queue by hand.
 """
 

@@ -1,7 +1,7 @@
 """Names the beginning that a job shares with others, so that one worker gets them together.
 
 Only a hint for routing: the producer has no tokenizer, so text stands for tokens. Jobs of one name
-usually share their first prefix; a wrong guess costs a second prefill, never a wrong answer.
+usually share a cached prefix; a wrong guess costs a second prefill, never a wrong answer.
 """
 
 import hashlib

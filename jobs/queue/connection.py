@@ -27,8 +27,11 @@ _OPTIONS = frozenset(
         "username",
     }
 )
-"""What may stand after the ? of a URL. redis-py takes more, but all of it as it stands, and says so
-at the first connection; some (decode_responses) change the answers that this code reads."""
+"""What may stand after the ? of a URL.
+
+redis-py takes more, but all of it as it stands, and says so at the first connection; some
+(decode_responses) change the answers that this code reads.
+"""
 
 _TLS_OPTIONS = frozenset(
     {
@@ -42,8 +45,10 @@ _SIGNS = "a password's / # ? @ are %2F %23 %3F %40"
 
 
 def resolve_url(redis_url: str | None = None) -> str:
-    """Chooses the URL: the argument, else the environment's `MLX_RQ_REDIS_URL`, else that of the
-    embedded server that runs on this machine, else localhost."""
+    """Chooses the URL: the argument, else the environment's, else the embedded server's.
+
+    The environment's is `MLX_RQ_REDIS_URL`. Where no embedded server runs either, localhost.
+    """
     return redis_url or os.environ.get(URL_VARIABLE) or embedded_url() or DEFAULT_URL
 
 

@@ -1,11 +1,11 @@
--- Enqueues jobs, all of them or none: their records, their places in the queues, the wake-ups.
+-- Enqueues jobs, all of them or none: their records, their places in the queues, the wake-ups of workers.
 --
 -- None where the operator's limits leave no room for all, or where an idempotency key was used for
 -- another body. A job whose idempotency key has a job already is not made again, as long as that
 -- one is kept.
 --
--- KEYS: RQ's set of queues, then for each queue its list and its model's wake-up. The limits are none of
--- the KEYS, which one has to be allowed to write.
+-- KEYS: RQ's set of queues, then for each queue its list and its model's wake-up list. The limits
+-- are none of the KEYS, which one has to be allowed to write.
 -- ARGV: what the constants below read, then for each job its queue's number, its id, its record,
 -- its idempotency record (empty without a key) with the hash of the body and the seconds to live,
 -- and the number of its record's fields and values, which follow.

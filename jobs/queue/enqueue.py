@@ -33,7 +33,7 @@ LONGEST_WAIT = 30 * 24 * 3600
 
 
 class Checked(NamedTuple):
-    """A body that passed the server."""
+    """A body that was checked."""
 
     kind: str
     model: str

@@ -46,7 +46,7 @@ redis.call('ZADD', registry, registry_score, job_id)
 redis.call('XADD', rq_results, 'MAXLEN', 10, '*', unpack(ARGV, FIRST_RESULT_FIELD))
 redis.call('EXPIRE', rq_results, ttl)
 redis.call('XADD', completions, 'MAXLEN', '~', kept, '*', 'job', job_id, 'status', new_status)
--- A producer that named a webhook is told by a server, which reads the rest in the job's record.
+-- Where a webhook was named, an HTTP server tells it; the rest stands in the job's record.
 if string.find(redis.call('HGET', job, 'meta') or '', '"webhook":', 1, true) then
   redis.call('ZADD', webhooks, registry_score - ttl, job_id)
   redis.call('ZREMRANGEBYRANK', webhooks, 0, -webhooks_kept - 1)

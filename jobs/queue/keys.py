@@ -2,9 +2,9 @@
 
     mlx-rq:result:<job id>          string   the OpenAI-shaped result, or {"error": {...}}; TTL
     mlx-rq:completions              stream   one entry for each job that ended; trimmed
-    mlx-rq:bell:<model>             list     rung by submit, so that an idle worker wakes at once
+    mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes at once
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
-    mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker is generating; TTL
+    mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
     mlx-rq:limits                   hash     what the operator allows (`mlx_rq.jobs.queue.limits`)
@@ -30,10 +30,10 @@ COMPLETIONS_KEPT = 100_000
 """Entries that the completions stream keeps (about 100 bytes each)."""
 
 WAKE_UPS_KEPT = 16
-"""A wake-up that nobody hears is rung no more often than this."""
+"""Wake-ups that are kept where nobody takes them."""
 
 WAKE_UP_SECONDS = 24 * 3600
-"""It goes so long after its last ring: who comes later looks into the queue first."""
+"""They go so long after the last one: who comes later looks into the queue first."""
 
 LIMITS = "mlx-rq:limits"
 
@@ -43,12 +43,12 @@ STORED = "mlx-rq:stored"
 
 WEBHOOKS = "mlx-rq:webhooks"
 WEBHOOKS_KEPT = 100_000
-"""Webhooks that wait where no server sends any; the oldest are dropped."""
+"""Webhooks that wait where no HTTP server sends any; the oldest are dropped."""
 
 WEBHOOK_TRIES = "mlx-rq:webhook-tries"
 
 OWNER = "mlx-rq:owner:"
-"""Before a prefix (`mlx_rq.jobs.queue.affinity`): names the worker that owns it."""
+"""Before the name of a beginning (`mlx_rq.jobs.queue.affinity`): the worker that owns it."""
 
 IN_FLIGHT = "mlx-rq:aboard:"
 """Before a worker's name."""

@@ -33,8 +33,8 @@ class JobOptions:
 
     `result_ttl` in seconds, counted from the end of the job; `timeout` in seconds, counted in
     each attempt from when the job is generated; `max_attempts` counts the attempts that died with
-    their worker. With `stream`, the worker publishes the text while it generates it
-    (`stream.py`). A `webhook` is a URL that a server of this queue calls with the end of the job.
+    their worker. With `stream`, the worker publishes the text while it generates it (`stream.py`).
+    A `webhook` is a URL that an HTTP server of this queue calls once the job has ended.
     """
 
     priority: Priority = "default"

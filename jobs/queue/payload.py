@@ -19,8 +19,10 @@ FORMER_FUNCTION = "mlx_rq.jobs.payload.only_an_mlx_rq_worker_can_run_this"
 """What jobs call that waited in a queue while mlx-rq was upgraded from 0.1.0."""
 
 _MOST_ESCAPED = 4
-"""A payload unpacks to at most that many times the bytes of its body: RQ escapes what is not ASCII,
-at worst two bytes as six."""
+"""So many times the bytes of its body may a payload unpack to.
+
+RQ escapes what is not ASCII, at worst two bytes as six.
+"""
 
 
 def only_an_mlx_rq_worker_can_run_this(**_: Any) -> None:

@@ -2,8 +2,8 @@
 
 The URL is in the job's own record. `finish.lua` puts a job that has one into the list of deliveries
 in the same step that ends it, so none is lost; there it stays until its receiver has taken it or it
-is given up. A server takes what is due for a while (`claim_due`): if it dies, another one, or its
-successor, delivers. So a receiver may be told twice, under the same `webhook-id`.
+is given up. An HTTP server takes what is due for a while (`claim_due`): if it dies, another one, or
+its successor, delivers. So a receiver may be told twice, under the same `webhook-id`.
 
 Source: Standard Webhooks 1.0 (headers, signature, secrets), which OpenAI's client verifies.
 """
@@ -31,7 +31,7 @@ from mlx_rq.jobs.queue.payload import read_meta
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 CLAIM_SECONDS = 60
-"""How long a server has for a delivery before another may take it."""
+"""How long an HTTP server has for a delivery before another may take it."""
 
 _TRIES_KEPT = 48 * 3600
 """Seconds after which counts of tries that nobody adds to are forgotten."""

@@ -51,7 +51,7 @@ class Measure:
             words.append(f"{usage.completion / seconds:,.3g} tokens/s")
             if usage.prompt:
                 words.append(f"{usage.cached / usage.prompt:.0%} of prompts reused")
-            # Lines that the server refused took no time and say nothing about the others.
+            # Lines that were refused took no time and say nothing about the others.
             words.append(f"{duration(seconds / answers * (batch.tally.total - ended(batch)))} left")
         if errors := batch.tally.errors.total():
             words.append(f"{errors:,} error{'' if errors == 1 else 's'}")

@@ -106,7 +106,7 @@ def serve(
     server = make_server(settings, host, http_port, log_level)
     server.run()
     if not server.started:
-        raise click.ClickException(f"the server did not open on {host}:{http_port}")
+        raise click.ClickException(f"the HTTP server did not open on {host}:{http_port}")
 
 
 COMMANDS = (serve,)

@@ -64,8 +64,8 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
 def _check_http_port(port: int) -> None:
     if not is_free(port):
         raise click.ClickException(
-            f"--http-port {port} is taken, perhaps by a server that runs already: choose another "
-            "port, or --no-http."
+            f"--http-port {port} is taken, perhaps by an HTTP server that runs already: choose "
+            "another port, or --no-http."
         )
 
 
@@ -79,7 +79,7 @@ def _say_where(url: str, folder: Path) -> None:
 def _until_the_end(worker: Process, server: Process | None, folder: Path) -> int:
     """Returns the worker's exit code once it has ended, by itself or told by a signal.
 
-    Raises ClickException where the server or the queue ended before.
+    Raises ClickException where the HTTP server or the queue ended before.
     """
     try:
         while (code := worker.poll()) is None:

@@ -1,4 +1,4 @@
-"""What the server lets in, and in which words it refuses the rest."""
+"""Which bodies are let in, and in which words the others are refused."""
 
 import json
 from typing import Any
