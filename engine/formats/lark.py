@@ -1,4 +1,4 @@
-"""Writes Lark grammars in llguidance's model format, piece by piece.
+"""Writes Lark grammars in llguidance's dialect, piece by piece.
 
 A piece is a fragment of a rule's right-hand side. The one thing to know: free text (`TEXT`) never
 matches a special token, so a marker that is a special token ends it cleanly. A marker that is

@@ -2,7 +2,7 @@
 
     mlx-rq:result:<job id>          string   the OpenAI-shaped result, or {"error": {...}}; TTL
     mlx-rq:completions              stream   one entry for each job that ended; trimmed
-    mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes at once
+    mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes soon
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL

@@ -1,7 +1,7 @@
 -- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost.
 --
 -- `count` says whether this was an attempt of the job: 'no' (a worker that stops gives back what it
--- has not finished), 'in flight' (a worker died: it was one for the jobs that it was generating, not
+-- has not finished), 'in_flight' (a worker died: it was one for the jobs that it was generating, not
 -- for those that only waited in it). Where the worker's record of what was in flight is gone, it was.
 -- With `expired_before`, only a lease that ran out by then is taken.
 
