@@ -285,7 +285,7 @@ def worker_in_thread(
 
 
 def eventually(condition: Callable[[], bool], what: str = "it") -> None:
-    """Waits for something in Redis that rings no wake-up."""
+    """Waits for something in Redis that wakes nobody."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"

@@ -106,9 +106,7 @@ def test_a_job_that_is_cancelled_and_comes_again_has_its_own_answer() -> None:
 
 
 def test_what_a_sequence_had_said_is_not_taken_for_another_sequences_prompt() -> None:
-    """A sequence that was preempted is prefilled with what it had said: a job may have that as
-    prompt.
-    """
+    """A preempted sequence is prefilled with what it had said, which may be another's prompt."""
     model = tiny_model("llama")
     first = completion([4, 5, 6], max_tokens=12)
     engine = start(model, {"a": first})

@@ -1,5 +1,7 @@
-"""What the tests hold in their hands: a server that can be killed, and programs that say what they
-do, a line an event."""
+"""What the tests break: a valkey-server that can be killed, and programs that say what they do.
+
+Each event is a line.
+"""
 
 import json
 import os

@@ -101,7 +101,7 @@ def test_suspend_and_resume(redis_url: str, connection: Redis, start_worker: Sta
         ("unknown", "here", False),
     ],
 )
-def test_only_dead_workers_of_this_machine_are_buried(
+def test_only_dead_workers_of_this_machine_are_reaped(
     start_worker: StartWorker, connection: Redis, pid: str, where: str, reaped: bool
 ) -> None:
     gone = subprocess.Popen(["true"])

@@ -97,7 +97,7 @@ class TestSupervisorKilled:
         assert attempts_lost(connection, jobs) == [0] * 6
         assert traces(connection) == []
 
-    def test_of_both_the_next_on_this_machine_buries_them(
+    def test_of_both_the_next_on_this_machine_reaps_them(
         self, start: StartProgram, connection: Redis
     ) -> None:
         first = start(options={"lease": 60})

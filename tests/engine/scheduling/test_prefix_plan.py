@@ -1,6 +1,4 @@
-"""The planner: a window of sequences becomes prefixes and prefill batches that compute each
-shared token once.
-"""
+"""The planner: prefixes and prefill batches that compute each shared token of a window once."""
 
 import random
 from array import array

@@ -39,11 +39,11 @@ def test_a_sequence_by_itself_ends_as_in_a_batch(
     batched, _ = run(MODEL, bodies)
 
     monkeypatch.setattr(generate, "can_batch", lambda model: False)
-    solo, engine = run(MODEL, bodies)
+    alone, engine = run(MODEL, bodies)
 
     assert engine.capacity == 1
 
     def answers(results: list[Any]) -> list[Any]:
         return [result.get("choices") or result["error"] for result in results]
 
-    assert answers(solo) == answers(batched)
+    assert answers(alone) == answers(batched)

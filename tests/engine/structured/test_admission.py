@@ -1,4 +1,4 @@
-"""What the server says of structured requests: OpenAI's words, before anything is enqueued."""
+"""How wrong structured requests are refused: in OpenAI's words, before anything is enqueued."""
 
 from typing import Any
 

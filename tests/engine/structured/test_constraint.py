@@ -297,7 +297,7 @@ def test_a_hostile_schema_ends_in_an_error_soon_and_holds_up_nobody(name: str) -
             MODEL, [chat("x", max_tokens=5, **structured(HOSTILE[name])), chat("y", max_tokens=5)]
         )
         assert "choices" in other
-    except RequestError as refused:  # at the server already
+    except RequestError as refused:  # before it gets to the engine
         error = {"error": refused.error}
     assert error["error"]["message"].startswith("Invalid schema for response_format 'X': ")
     assert (error["error"]["param"], error["error"]["code"]) == ("response_format", None)

@@ -12,9 +12,7 @@ from mlx_rq.engine.text.token_bytes import TokenBytes
 
 
 def taken(tokenizer: TokenizerWrapper, tokens: list[int], stops: list[str]) -> tuple[str, int]:
-    """The text of a sequence, and how many of its tokens it took to see the stop (all, without
-    one).
-    """
+    """A sequence's text, and how many tokens it took to see the stop (all of them, without one)."""
     text = SequenceText(tokenizer, stops)
     for count, token in enumerate(tokens, 1):
         if text.add(token):

@@ -37,7 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {"chat": {"messages": HI}, "responses": {"in
         ("self", 1, "the worker sets that itself"),
     ],
 )
-def test_what_is_no_variable_of_the_template_is_refused_at_the_server(
+def test_what_is_no_variable_of_the_template_is_refused_at_once(
     kind: str, name: str, value: Any, instead: str
 ) -> None:
     options = {"enable_thinking": True, name: value}

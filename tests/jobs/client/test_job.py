@@ -26,7 +26,7 @@ from mlx_rq import (
     submit,
     submit_many,
 )
-from mlx_rq.jobs.client import job as handle
+from mlx_rq.jobs.client import job as job_module
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.finish import finish_job
 from mlx_rq.jobs.queue.payload import SERIALIZER
@@ -77,7 +77,7 @@ class TestResult:
             held.engine.release()
             # then it need not wait for its blocking read to end by itself
             assert answer.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
-            assert time.monotonic() - started < handle._LONGEST_BLOCK / 2
+            assert time.monotonic() - started < job_module._LONGEST_BLOCK / 2
 
     def test_a_hundred_and_fifty_threads_may_wait_at_once(self, held: RunningWorker) -> None:
         # redis-py's pool gives out no more than a hundred connections unless it is told otherwise
@@ -171,7 +171,7 @@ class TestResult:
     def test_several_blocking_reads_make_one_wait(
         self, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(handle, "_LONGEST_BLOCK", 0.05)
+        monkeypatch.setattr(job_module, "_LONGEST_BLOCK", 0.05)
         started = time.monotonic()
         with pytest.raises(ResultTimeout):
             submit(messages=HI).result(timeout=0.2)
@@ -399,7 +399,7 @@ class TestCancel:
             job.cancel()
             with pytest.raises(JobFailed, match="cancelled"):
                 waiting.result(PATIENCE)
-            assert time.monotonic() - started < handle._LONGEST_BLOCK / 2
+            assert time.monotonic() - started < job_module._LONGEST_BLOCK / 2
 
     def test_the_end_is_kept_as_long_as_the_job_asked_for(
         self, redis_url: str, connection: Redis
@@ -460,10 +460,10 @@ class TestAsCompleted:
         with pytest.raises(ResultTimeout, match=r"2 jobs have not ended within 0\.3 s"):
             next(ending)
 
-    def test_an_end_that_rang_no_bell_is_seen_a_little_later(
+    def test_an_end_that_the_stream_did_not_tell_is_seen_a_little_later(
         self, redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(handle, "_LONGEST_BLOCK", 0.05)
+        monkeypatch.setattr(job_module, "_LONGEST_BLOCK", 0.05)
         job = submit(messages=HI)
         ending = as_completed([job], timeout=PATIENCE)
         with ThreadPoolExecutor(1) as pool:

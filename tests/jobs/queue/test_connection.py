@@ -169,8 +169,8 @@ def test_one_process_has_one_client_for_a_url(redis_url: str) -> None:
 
 def test_a_wait_longer_than_the_sockets_timeout_is_no_failure(redis_url: str) -> None:
     # redis-py gives up on an answer after 5 seconds unless it is told otherwise.
-    from mlx_rq.jobs.client import job as handle
+    from mlx_rq.jobs.client import job as job_module
 
     timeout = connect(redis_url).connection_pool.connection_kwargs["socket_timeout"]
-    assert timeout is None or timeout > handle._LONGEST_BLOCK + 1
+    assert timeout is None or timeout > job_module._LONGEST_BLOCK + 1
     assert PATIENCE > 5

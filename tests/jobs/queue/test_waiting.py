@@ -153,7 +153,7 @@ def test_an_unknown_job(redis_url: str) -> None:
         asyncio.run(patiently(Job("none")))
 
 
-def test_an_end_that_rang_no_bell_is_seen_a_little_later(
+def test_an_end_that_the_stream_did_not_tell_is_seen_a_little_later(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(awaiting, "_BLOCK_MILLISECONDS", 20)
