@@ -5,22 +5,24 @@ Source: OpenAI's API reference for streamed chat completions and legacy completi
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from mlx_rq.api_stub.streaming import DONE, Sent, StreamOptions, data_event
 from mlx_rq.jobs.client.job import Job
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.job_request import JobRequest
+from mlx_rq.jobs.openai.requests import ANY_MODEL, ChatRequest, CompletionRequest
 from mlx_rq.jobs.queue.stream import Delta, Kind
 
 
-class _Chunks:
+class Chunks:
     """Writes the chunks of one answer."""
 
-    object = ""
-    id_prefix = ""
+    request: ClassVar[type[JobRequest]]
+    """The kind that they answer."""
+    object_name: ClassVar[str]
 
     def __init__(self, job: Job, body: Mapping[str, Any], options: StreamOptions) -> None:
-        self._id = self.id_prefix + job.id
+        self._id = self.request.id_prefix + job.id
         self._model = body.get("model") or ANY_MODEL
         self._created = int(time.time())
         self._usage = options.include_usage is True
@@ -58,7 +60,7 @@ class _Chunks:
     def _chunk(self, choices: list[dict[str, Any]], **fields: Any) -> str:
         chunk = {
             "id": self._id,
-            "object": self.object,
+            "object": self.object_name,
             "created": self._created,
             "model": self._model,
             "choices": choices,
@@ -69,11 +71,11 @@ class _Chunks:
         return data_event(chunk)
 
 
-class ChatChunks(_Chunks):
+class ChatChunks(Chunks):
     """Writes the chunks of a chat."""
 
-    object = "chat.completion.chunk"
-    id_prefix = "chatcmpl-"
+    request = ChatRequest
+    object_name = f"{ChatRequest.object_name}.chunk"
 
     def __init__(self, job: Job, body: Mapping[str, Any], options: StreamOptions) -> None:
         super().__init__(job, body, options)
@@ -113,11 +115,11 @@ class ChatChunks(_Chunks):
         return self._chunk([{**given, "finish_reason": finish_reason}])
 
 
-class CompletionChunks(_Chunks):
+class CompletionChunks(Chunks):
     """Writes the chunks of a legacy completion."""
 
-    object = "text_completion"
-    id_prefix = "cmpl-"
+    request = CompletionRequest
+    object_name = CompletionRequest.object_name
 
     def _said(self, choice: int, kind: Kind, text: str) -> list[str]:
         return [self._one(choice, text)]

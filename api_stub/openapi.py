@@ -5,16 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_rq.jobs.openai.requests import REQUESTS, Kind
+from mlx_rq.jobs.openai.job_request import JobRequest
+from mlx_rq.jobs.openai.kinds import KINDS
+from mlx_rq.jobs.openai.requests import ANY_MODEL
 
-_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
-    "chat": {
-        "messages": [{"role": "user", "content": "Name a colour."}],
-        "max_completion_tokens": 20,
-    },
-    "completion": {"prompt": "Once upon a time", "max_tokens": 20},
-    "responses": {"input": "Name a colour.", "background": True},
-}
 _STREAM_FIELDS: Mapping[str, Any] = {
     "stream": {"type": ["boolean", "null"], "description": "Answer with server-sent events."},
     "stream_options": {
@@ -27,18 +21,19 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 """What an endpoint answers with beside JSON, where it is asked to stream."""
 
 
-def body_of(kind: Kind) -> dict[str, Any]:
+def body_of(request: type[JobRequest]) -> dict[str, Any]:
     """Describes the body of an endpoint that takes one kind of job, and streams."""
-    schema, example = _schema(kind), {"model": "default", **_EXAMPLES[kind]}
+    schema, example = _inlined(request), {"model": ANY_MODEL, **request.example}
     schema["properties"] = {**schema["properties"], **_STREAM_FIELDS}
-    examples = {kind: {"value": example}, "streamed": {"value": {**example, "stream": True}}}
-    return _json_body(schema, examples)
+    streamed = {"value": {**example, "stream": True}}
+    return _json_body(schema, {request.kind: {"value": example}, "streamed": streamed})
 
 
 def any_body() -> dict[str, Any]:
     """Describes a body that may be any kind of job."""
-    schemas = [_schema(kind) for kind in REQUESTS]
-    return _json_body({"anyOf": schemas}, {kind: {"value": _EXAMPLES[kind]} for kind in REQUESTS})
+    schemas = [_inlined(request) for request in KINDS.values()]
+    examples = {kind: {"value": request.example} for kind, request in KINDS.items()}
+    return _json_body({"anyOf": schemas}, examples)
 
 
 def model_body(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,10 +53,6 @@ def upload_form() -> dict[str, Any]:
     return {
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     }
-
-
-def _schema(kind: Kind) -> dict[str, Any]:
-    return _inlined(REQUESTS[kind])
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from mlx_rq.api_stub.webhooks import Webhooks
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.submit import submit
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import ANY_MODEL, Kind
+from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
@@ -73,7 +73,7 @@ class Service:
     async def submit(
         self,
         request: Request,
-        kind: Kind,
+        kind: str,
         body: Mapping[str, Any],
         *,
         options: JobOptions = _DEFAULTS,

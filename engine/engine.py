@@ -23,7 +23,7 @@ from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
-from mlx_rq.engine.output.response import answer
+from mlx_rq.engine.output.response import WRITERS, answer
 from mlx_rq.engine.scheduling.prompt_logprobs import PromptLogprobs
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
@@ -144,23 +144,27 @@ class MLXEngine:
         return self._running.kv_in_use()
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """Takes tasks in; returns the outcomes of those that can never be generated."""
-        refused = []
+        """Takes tasks in; returns the outcomes of those for which there is nothing to generate."""
+        ended = []
         for task in tasks:
             sequences = self._rendered(task)
             if isinstance(sequences, Outcome):
-                refused.append(sequences)
+                ended.append(sequences)
                 continue
             self._tasks[task.id] = task
             self._sequences[task.id] = sequences
             self._compiling += [sequence for sequence in sequences if sequence.budget > 0]
             self._prompt_logprobs.add(sequences)
             self._totals.tasks += 1
-        return refused + self._schedule_compiled()
+        return ended + self._schedule_compiled()
 
     def _rendered(self, task: Task) -> list[TokenSequence] | Outcome:
-        """Makes a task's sequences; its outcome where it can never be generated."""
+        """Makes a task's sequences; its outcome where there is nothing to generate."""
+        model_format = self._output_formats.model_format
         try:
+            writer = WRITERS[task.request.kind]
+            if (told := writer.at_once(task.request, self._model, model_format)) is not None:
+                return Outcome(task.id, told)
             sequences = sequences_of(task, self._model, self._output_formats, now=self._clock())
             self._running.memory.check(sequences)
         except Exception as error:  # a template, a tokenizer: it is this request's alone
@@ -236,7 +240,7 @@ class MLXEngine:
             duplicate: sequence for sequence in self._running for duplicate in sequence.duplicates
         }
         said = {
-            task_id: partials(self._tasks[task_id].request, self._sequences[task_id], leaders)
+            task_id: partials(self._sequences[task_id], leaders)
             for task_id in task_ids
             if task_id in self._sequences
         }

@@ -4,7 +4,6 @@ import logging
 
 from mlx_rq.engine.interface import Outcome, Task
 from mlx_rq.jobs.openai.errors import RequestError, error_object
-from mlx_rq.jobs.openai.responses_to_chat import restated
 
 logger = logging.getLogger("mlx_rq.engine")
 
@@ -19,7 +18,7 @@ def ended_by(error: Exception, task: Task) -> Outcome:
 
 def refusal(task: Task, error: RequestError) -> Outcome:
     """The outcome of a task that can never be generated."""
-    return Outcome(task.id, {"error": restated(error, task.request).error})
+    return Outcome(task.id, {"error": task.request.restated(error).error})
 
 
 def failure(task_id: str, error: Exception) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mlx_rq.jobs.openai.requests import JobRequest
+from mlx_rq.jobs.openai.job_request import JobRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Engine(Protocol):
         """Uses only a part (0 to 1) of the sequences and the memory that there are, from now on."""
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """Takes tasks in; returns the outcomes of those that can never be generated."""
+        """Takes tasks in; returns the outcomes of those for which there is nothing to generate."""
 
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""

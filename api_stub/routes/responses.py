@@ -22,28 +22,27 @@ from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError
 from mlx_rq.jobs.openai.response_object import job_of, response_id, response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest
-from mlx_rq.jobs.openai.validation import validate
+from mlx_rq.jobs.openai.validation import validate_as
 from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
 from mlx_rq.jobs.queue.stream import STREAM_SECONDS, is_kept, is_published
 
 router = APIRouter(tags=["responses"])
 
 
-@router.post("/v1/responses", responses=STREAMED, openapi_extra=body_of("responses"))
+@router.post("/v1/responses", responses=STREAMED, openapi_extra=body_of(ResponsesRequest))
 async def create_response(request: Request, body: JsonBody, service: TheService) -> Response:
     """Wait for a response; with `background: true`, only put it into the queue.
 
     With `stream: true`, its events come as it is generated.
     """
     body, wanted_stream = without_stream(body)
-    wanted = validate("responses", body)
-    assert isinstance(wanted, ResponsesRequest)
+    wanted = validate_as(ResponsesRequest, body)
     options = JobOptions(
         result_ttl=DEFAULT_RESULT_TTL if wanted.store is False else STORED_TTL,
         stream=wanted_stream is not None,
     )
     job = await service.submit(
-        request, "responses", body, options=options, waits=not wanted.background
+        request, wanted.kind, body, options=options, waits=not wanted.background
     )
     if wanted_stream is not None:
         keep = wanted.background is True or keeps_its_job(request, service)
@@ -142,7 +141,7 @@ def _payload(job: Job) -> dict[str, Any]:
         kind, body = job.payload()
     except (JobNotFound, RequestError):
         raise _not_found(response_id(job.id)) from None
-    if kind != "responses" or body.get("store") is False:
+    if kind != ResponsesRequest.kind or body.get("store") is False:
         raise _not_found(response_id(job.id))
     return body
 
@@ -157,8 +156,7 @@ def _view(job: Job) -> dict[str, Any]:
             return job.result(timeout=0)
         except JobFailed as failure:
             error = failure.error
-    request = validate("responses", body)
-    assert isinstance(request, ResponsesRequest)
+    request = validate_as(ResponsesRequest, body)
     return response_object(
         request,
         job.id,
@@ -198,8 +196,7 @@ def _events_again(service: Service, job: Job, starting_after: int | None) -> Res
             code="invalid_value",
             param="starting_after",
         )
-    request = validate("responses", body)
-    assert isinstance(request, ResponsesRequest)
+    request = validate_as(ResponsesRequest, body)
     created_at = datetime.fromisoformat(info["created_at"]).timestamp()
     seen = -1 if starting_after is None else starting_after
     return ResponseEvents(job, request, created_at, seen=seen)

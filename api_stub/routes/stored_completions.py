@@ -16,6 +16,7 @@ from mlx_rq.api_stub.service import JsonBody, Service, TheService
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout, error_in
 from mlx_rq.jobs.openai.fields import Metadata, Strict
+from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.validation import read_as
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import reachable
@@ -23,7 +24,7 @@ from mlx_rq.jobs.queue.options import STORED_TTL
 
 router = APIRouter(tags=["stored completions"])
 
-_ID = "chatcmpl-"
+_ID = ChatRequest.id_prefix
 
 
 class MetadataUpdate(Strict):

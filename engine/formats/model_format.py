@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -70,6 +70,17 @@ def model_format_of(tokenizer: TokenizerWrapper) -> ModelFormat:
         format=format_of(parse.__module__.rpartition(".")[2], specials),
         parse_call=parse,
         native_tools=native,
+    )
+
+
+def without_reasoning(model_format: ModelFormat) -> ModelFormat:
+    """Copies a format for plain texts that go on: they are no turns, and nothing reasons in one."""
+    return replace(
+        model_format,
+        think_start=None,
+        think_end=None,
+        think_start_tokens=(),
+        think_end_tokens=(),
     )
 
 

@@ -11,38 +11,32 @@ from mlx_rq.engine.interface import Partial
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.structured.output_format import OutputFormat
 from mlx_rq.engine.text.detokenizer import held_back
-from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, JobRequest
 
 
 def partials(
-    request: JobRequest,
-    sequences: Sequence[TokenSequence],
-    leaders: Mapping[TokenSequence, TokenSequence],
+    sequences: Sequence[TokenSequence], leaders: Mapping[TokenSequence, TokenSequence]
 ) -> list[Partial]:
     """Tells what the choices of a task have said so far; those that have said nothing are left out.
 
     `leaders` has the sequences that speak for their duplicates. With `best_of`, which sequences
     will be answered with is known at the end only, so nothing is told.
     """
-    if isinstance(request, CompletionRequest) and request.generated != (request.n or 1):
+    request = sequences[0].output_format.request
+    if request.generated != request.returned:
         return []
-    told = [_partial(request, sequence, leaders.get(sequence, sequence)) for sequence in sequences]
+    told = [_partial(sequence, leaders.get(sequence, sequence)) for sequence in sequences]
     return [partial for partial in told if partial.reasoning or partial.content]
 
 
-def _partial(request: JobRequest, sequence: TokenSequence, leader: TokenSequence) -> Partial:
+def _partial(sequence: TokenSequence, leader: TokenSequence) -> Partial:
     if not leader.text.tokens:
         return Partial(sequence.index)
     reasoning, content = partial(leader.text.partial(), sequence.output_format)
-    if isinstance(request, CompletionRequest) and request.echo:
-        content = sequence.prompt_text(request) + content
-    return Partial(sequence.index, reasoning, content)
+    return Partial(sequence.index, reasoning, sequence.echoed + content)
 
 
 def partial(text: str, output_format: OutputFormat) -> tuple[str, str]:
     """Takes a text that goes on apart: what stands of its reasoning, and of its content."""
-    if not isinstance(output_format.request, ChatRequest):
-        return "", text
     model_format = output_format.model_format
     start, end = model_format.think_start, model_format.think_end
     if start is None or end is None:

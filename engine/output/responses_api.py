@@ -1,10 +1,10 @@
 """Turns the finished sequence of a responses task into OpenAI's Response object."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from mlx_rq.engine.output.logprobs import chat_logprobs
+from mlx_rq.engine.output.writer import Answer, Finished, Writer
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.structured.output_format import Reading, tool_calls
 from mlx_rq.engine.text.token_bytes import TokenBytes
@@ -12,35 +12,29 @@ from mlx_rq.jobs.openai.response_object import response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 
-def response_of(
-    request: ResponsesRequest,
-    sequence: TokenSequence,
-    reading: Reading,
-    token_bytes: TokenBytes,
-    *,
-    model: str,
-    usage: Mapping[str, Any],
-    submitted_at: float | None,
-) -> dict[str, Any]:
-    """Writes the Response object: reasoning, message and function calls are items of their own.
+class ResponsesWriter(Writer[ResponsesRequest]):
+    """Writes Response objects: reasoning, message and function calls are items of their own.
 
     An answer that its budget cut off is `incomplete`, and so is the last item of it.
     """
-    now = time.time()
-    cut = sequence.finish_reason == "length"
-    output = _items(request, sequence, reading, token_bytes)
-    if cut and output:
-        output[-1]["status"] = "incomplete"
-    return response_object(
-        request,
-        sequence.task_id,
-        status="incomplete" if cut else "completed",
-        model=model,
-        created_at=now if submitted_at is None else submitted_at,
-        completed_at=None if cut else now,
-        output=output,
-        usage=usage,
-    )
+
+    def write(self, request: ResponsesRequest, finished: Finished) -> Answer:
+        now, submitted_at = time.time(), finished.task.submitted_at
+        ((sequence, reading),) = finished.chosen
+        cut = sequence.finish_reason == "length"
+        output = _items(request, sequence, reading, finished.token_bytes)
+        if cut and output:
+            output[-1]["status"] = "incomplete"
+        return response_object(
+            request,
+            sequence.task_id,
+            status="incomplete" if cut else "completed",
+            model=finished.model,
+            created_at=now if submitted_at is None else submitted_at,
+            completed_at=None if cut else now,
+            output=output,
+            usage=finished.usage,
+        )
 
 
 def _items(

@@ -16,7 +16,7 @@ may be written with them.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -33,6 +33,8 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.messages import AssistantMessage, Message, joined
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
 
+Renderer = Callable[[Any, TokenizerWrapper, ModelFormat], list[list[int]]]
+
 _PLAIN_ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
@@ -47,11 +49,9 @@ def render(
     Raises RequestError where the template refuses the conversation, a token id, be it a text's, is
     outside of the vocabulary, or a prompt comes to no token at all.
     """
-    if isinstance(request, ChatRequest):
-        model_format = model_format or model_format_of(tokenizer)
-        prompts, param = [_render_chat(request, tokenizer, model_format)], "messages"
-    else:
-        prompts, param = _render_completion(request, tokenizer), "prompt"
+    model_format = model_format or model_format_of(tokenizer)
+    prompts = _RENDERERS[request.kind](request, tokenizer, model_format)
+    param = request.prompt_field
     for prompt in prompts:
         if not prompt:
             raise RequestError(
@@ -71,7 +71,9 @@ def render(
     return prompts
 
 
-def _render_completion(request: CompletionRequest, tokenizer: TokenizerWrapper) -> list[list[int]]:
+def _render_completion(
+    request: CompletionRequest, tokenizer: TokenizerWrapper, _: ModelFormat
+) -> list[list[int]]:
     # Texts with the special tokens that the model's tokenizer adds by itself (BOS), if any.
     prompts = [list(tokenizer.encode(p) if isinstance(p, str) else p) for p in request.prompts]
     if request.suffix:
@@ -81,7 +83,7 @@ def _render_completion(request: CompletionRequest, tokenizer: TokenizerWrapper) 
 
 def _render_chat(
     request: ChatRequest, tokenizer: TokenizerWrapper, model_format: ModelFormat
-) -> list[int]:
+) -> list[list[int]]:
     messages = [_plain(message) for message in request.messages]
     if not model_format.native_tools:
         messages = _with_tools_in_words(messages, request)
@@ -93,7 +95,14 @@ def _render_chat(
     else:
         text = _transcript(messages)
     # The template writes its own special tokens.
-    return guard.encode(text, tokenizer)
+    return [guard.encode(text, tokenizer)]
+
+
+_RENDERERS: Mapping[str, Renderer] = {
+    ChatRequest.kind: _render_chat,
+    CompletionRequest.kind: _render_completion,
+}
+"""For each kind that is generated from; the others become one of these."""
 
 
 def _with_tools_in_words(

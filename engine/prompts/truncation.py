@@ -7,11 +7,20 @@ from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.messages import SystemMessage, ToolMessage, UserMessage
-from mlx_rq.jobs.openai.requests import ChatRequest
+from mlx_rq.jobs.openai.requests import ChatRequest, Request
 
 _LEAST_ANSWER = 16
 """Tokens that are left for an answer that has no budget of its own."""
+
+
+def generated_from(request: JobRequest, model: LoadedModel, model_format: ModelFormat) -> Request:
+    """Gives what a job is generated from, shortened to the context where it may be."""
+    generated = request.generated_from()
+    if request.truncates and isinstance(generated, ChatRequest):
+        return fitted(generated, model, model_format)
+    return generated
 
 
 def fitted(request: ChatRequest, model: LoadedModel, model_format: ModelFormat) -> ChatRequest:

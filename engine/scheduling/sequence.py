@@ -8,7 +8,7 @@ from mlx_rq.engine.interface import Task
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
-from mlx_rq.engine.prompts.truncation import fitted
+from mlx_rq.engine.prompts.truncation import generated_from
 from mlx_rq.engine.sampling.logprobs import PromptScore, TokenLogprobs
 from mlx_rq.engine.sampling.params import SamplingParams
 from mlx_rq.engine.sampling.sampler import SequenceSampler
@@ -16,8 +16,7 @@ from mlx_rq.engine.structured.constraint import Constraint
 from mlx_rq.engine.structured.output_format import OutputFormat, OutputFormats, Reading
 from mlx_rq.engine.text.detokenizer import SequenceText
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
-from mlx_rq.jobs.openai.responses_to_chat import generated
+from mlx_rq.jobs.openai.requests import Request
 
 
 @dataclass(eq=False, slots=True)
@@ -87,9 +86,10 @@ class TokenSequence:
         """What must be prefilled: the prompt, and what it had generated before it was preempted."""
         return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
 
-    def prompt_text(self, request: CompletionRequest) -> str:
-        """The sequence's prompt as it was sent; of token ids, the text."""
-        sent = request.prompts[self.prompt_index]
+    @property
+    def echoed(self) -> str:
+        """The text of the prompt, as it was sent, that the answer begins with."""
+        sent = self.output_format.request.echoed(self.prompt_index)
         return sent if isinstance(sent, str) else self.text.decode(sent)
 
     @property
@@ -116,14 +116,14 @@ def sequences_of(
     Raises RequestError where a prompt does not fit the context, or cannot be rendered, or the
     model cannot give the answer the form that is asked for.
     """
-    request = _request_of(task, model, output_formats)
+    request = generated_from(task.request, model, output_formats.model_format)
     params = _sampling(request, model.vocab_size)
     prompts = render(request, model.tokenizer, model.vocab_size, output_formats.model_format)
     sequences = []
     for prompt_index, prompt in enumerate(prompts):
         budget = _budget(request, len(prompt), model.context_length)
         output_format = output_formats.output_format_of(
-            request, prompt, budget_field=task.request.BUDGET_FIELD
+            request, prompt, budget_field=task.request.budget_field
         )
         score = _score(request, model, prompt)
         for choice in range(request.generated):
@@ -134,19 +134,10 @@ def sequences_of(
     return sequences
 
 
-def _request_of(task: Task, model: LoadedModel, output_formats: OutputFormats) -> Request:
-    """Gives what a task generates from, shortened to the context where it may be."""
-    request = generated(task.request)
-    if isinstance(request, ChatRequest) and getattr(task.request, "truncation", None) == "auto":
-        return fitted(request, model, output_formats.model_format)
-    return request
-
-
 def _score(request: Request, model: LoadedModel, prompt: list[int]) -> PromptScore | None:
     """What is to measure a prompt's own tokens; None where nobody asks."""
-    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
-        return PromptScore(model.model, prompt, request.logprobs)
-    return None
+    top = request.prompt_logprobs
+    return None if top is None else PromptScore(model.model, prompt, top)
 
 
 def _sequence(
@@ -183,7 +174,7 @@ def _sequence(
         text=SequenceText(
             model.tokenizer,
             request.stops,
-            prompt=prompt if isinstance(request, CompletionRequest) else (),
+            prompt=() if request.in_turns else prompt,
             marks=output_format.shows_marks,
         ),
         output_format=output_format,
@@ -222,14 +213,13 @@ def _sampling(request: Request, vocabulary: int) -> SamplingParams:
 
 def _budget(request: Request, prompt_length: int, context_length: int) -> int:
     """Says how many tokens an answer may have; raises RequestError where they do not fit."""
-    chat = isinstance(request, ChatRequest)
-    where, param = ("messages", "messages") if chat else ("prompt", "prompt")
+    where = request.prompt_field
     if prompt_length >= context_length:
         raise RequestError(
             f"This model's maximum context length is {context_length} tokens. However, your "
             f"{where} resulted in {prompt_length} tokens. Please reduce the length of the {where}.",
             code="context_length_exceeded",
-            param=param,
+            param=where,
         )
     budget = request.budget
     if budget is None:
@@ -240,6 +230,6 @@ def _budget(request: Request, prompt_length: int, context_length: int) -> int:
             f"requested {prompt_length + budget} tokens ({prompt_length} in the {where}, {budget} "
             f"in the completion). Please reduce the length of the {where} or of the completion.",
             code="context_length_exceeded",
-            param=param,
+            param=where,
         )
     return budget

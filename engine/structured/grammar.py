@@ -15,7 +15,7 @@ from mlx_rq.engine.formats.lark import Lark, quoted
 from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import ChatRequest, Request
+from mlx_rq.jobs.openai.requests import Request
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 from mlx_rq.jobs.openai.structured import (
     AllowedToolsChoice,
@@ -60,8 +60,8 @@ class Tools:
 
 def tools_of(request: Request) -> Tools:
     """Reads tool_choice and parallel_tool_calls; mode is "none" where there are no tools."""
-    tools = tuple(enumerate((isinstance(request, ChatRequest) and request.tools) or ()))
-    if not tools or not isinstance(request, ChatRequest):
+    tools = tuple(enumerate(request.tools or ()))
+    if not tools:
         return Tools("none", (), False)
     several = request.parallel_tool_calls is not False
     match request.tool_choice:
@@ -116,8 +116,8 @@ def grammar_of(
     `reasoning` as `reasoning_is_open` says. Raises RequestError where the model cannot do it.
     """
     shape, tools = request.shape, tools_of(request)
-    given = isinstance(request, ChatRequest) and bool(request.tools)
-    length = request.reasoning_length if isinstance(request, ChatRequest) else None
+    given = bool(request.tools)
+    length = request.reasoning_length
     if length is not None and (model_format.think_start is None or reasoning is False):
         raise RequestError(
             "Invalid 'reasoning_length': there is no reasoning to bound, because the model does "

@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_rq.engine.formats.model_format import ModelFormat, model_format_of, reasoning_is_open
+from mlx_rq.engine.formats.model_format import (
+    ModelFormat,
+    model_format_of,
+    reasoning_is_open,
+    without_reasoning,
+)
 from mlx_rq.engine.formats.parser import (
     ParsedCall,
     ParseFault,
@@ -28,7 +33,7 @@ from mlx_rq.engine.structured.grammar import Grammar, Tools, grammar_of, schema_
 from mlx_rq.engine.structured.json_schema import Check, shape_fault
 from mlx_rq.engine.structured.llguidance_backend import Guidance
 from mlx_rq.jobs.openai.errors import ErrorObject, RequestError, error_object
-from mlx_rq.jobs.openai.requests import ChatRequest, Request
+from mlx_rq.jobs.openai.requests import Request
 
 
 @dataclass(slots=True)
@@ -59,6 +64,7 @@ class OutputFormats:
         self._tokenizer = model.tokenizer
         self._close_json = close_json
         self.model_format = model_format_of(model.tokenizer)
+        self._text_format = without_reasoning(self.model_format)
         guidance = Guidance(model, self.model_format.end_marks, self.model_format.end_text)
         self._compilers = Compilers(guidance.compile, set_up=guidance.set_up)
 
@@ -78,12 +84,13 @@ class OutputFormats:
         `budget_field` is what the budget is called in the request as it was sent. Raises
         RequestError where the model cannot do what is asked.
         """
-        chat = isinstance(request, ChatRequest)
-        reasoning = reasoning_is_open(self._tokenizer, prompt) if chat else False
-        grammar = grammar_of(request, self.model_format, reasoning)
+        in_turns = request.in_turns
+        model_format = self.model_format if in_turns else self._text_format
+        reasoning = reasoning_is_open(self._tokenizer, prompt) if in_turns else False
+        grammar = grammar_of(request, model_format, reasoning)
         return OutputFormat(
             request,
-            self.model_format,
+            model_format,
             reasoning,
             tools_of(request),
             grammar,
@@ -119,8 +126,6 @@ class OutputFormat:
     @property
     def shows_marks(self) -> bool:
         """Whether special tokens mean something in the text."""
-        if not isinstance(self.request, ChatRequest):
-            return False
         return bool(self.tools.usable) or self.model_format.think_start is not None
 
     def reasoning_tokens(
@@ -128,7 +133,7 @@ class OutputFormat:
     ) -> int:
         """Counts the tokens of the reasoning, its marks not counted."""
         model_format = self.model_format
-        if model_format.think_start is None or not isinstance(self.request, ChatRequest):
+        if model_format.think_start is None:
             return 0
         marks = model_format.think_start_tokens, model_format.think_end_tokens
         return count_reasoning(tokens, *marks, is_open=self.reasoning is True, decode=decode)
@@ -162,12 +167,9 @@ class OutputFormat:
         if constraint is not None and constraint.fault is not None:
             raise InvalidAnswer(f"The constraint could not go on: {constraint.fault}")
         finished = finish_reason == "stop"
-        reasoning, rest = (None, text)
-        if isinstance(self.request, ChatRequest):
-            start, end = self.model_format.think_start, self.model_format.think_end
-            is_open = self.reasoning is True
-            reasoning, rest = split_reasoning(text, start, end, is_open=is_open)
-            reasoning = None if reasoning is None else self.without_specials(reasoning)
+        start, end = self.model_format.think_start, self.model_format.think_end
+        reasoning, rest = split_reasoning(text, start, end, is_open=self.reasoning is True)
+        reasoning = None if reasoning is None else self.without_specials(reasoning)
         reading = self._read_calls(rest, finished)
         reading.reasoning = reasoning
         if finished:

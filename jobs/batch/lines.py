@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import Kind
+from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.validation import encode_body, short, validate
 
-KIND_BY_URL: Mapping[str, Kind] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completion",
-    "/v1/responses": "responses",
+KIND_BY_URL: Mapping[str, str] = {
+    request.url: kind for kind, request in KINDS.items() if request.url is not None
 }
 
 MAX_LINE_BYTES = 32 * 1024 * 1024

@@ -6,6 +6,7 @@ from typing import Any
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout
 from mlx_rq.jobs.openai.response_object import job_of
+from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 Item = dict[str, Any]
 
@@ -34,7 +35,7 @@ def _said_before(previous: str, redis_url: str | None) -> list[Item]:
             raise JobNotFound(previous)
         job = Job(job_id, redis_url)
         kind, body = job.payload()
-        if kind != "responses" or body.get("store") is False:
+        if kind != ResponsesRequest.kind or body.get("store") is False:
             raise JobNotFound(previous)
         return [*items_of(body["input"]), *job.result(timeout=0)["output"]]
     except JobNotFound:

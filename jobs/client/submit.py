@@ -1,6 +1,7 @@
 """Puts jobs into the queue: validate, write JSON, wake a worker. The first stop of every job."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -8,9 +9,9 @@ from pydantic import BaseModel
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.requests import ANY_MODEL
-from mlx_rq.jobs.openai.responses import ResponsesRequest
 from mlx_rq.jobs.openai.validation import encode_body, kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.enqueue import Checked, enqueue
@@ -35,9 +36,10 @@ def submit(
     """Puts one job into the queue and returns it at once.
 
     The body is given as one mapping or as keyword arguments: `messages=[…]` makes a chat job,
-    `prompt="…"` a completion, `input="…"` a response. `schema`, a pydantic class or a JSON schema,
-    asks for an answer of that shape. With an `idempotency_key`, a second call with the same body
-    returns the first job.
+    `prompt="…"` a completion, `input="…"` a response; `count_tokens={"messages": […]}` counts the
+    tokens of such a body's prompt, and generates nothing. `schema`, a pydantic class or a JSON
+    schema, asks for an answer of that shape. With an `idempotency_key`, a second call with the same
+    body returns the first job.
 
     Raises RequestError (nothing was enqueued) where the body or an option is wrong,
     IdempotencyConflict where the key was used for another body, QueueFull where the operator's
@@ -115,23 +117,12 @@ def _check(
         )
     kind = kind_of(body)
     if schema is not None:
-        body = _with_schema(kind, body, response_format(schema))
+        body = KINDS[kind].with_schema(body, response_format(schema))
     request = validate(kind, body)
-    priority = None
-    if isinstance(request, ResponsesRequest):
-        priority = request.priority
-        if request.previous_response_id is not None:
-            body = with_history(body, redis_url)
+    if request.continues is not None:
+        body = KINDS[kind].amended(body, partial(with_history, redis_url=redis_url))
     size = len(encode_body(body))
-    return Checked(kind, request.model or ANY_MODEL, body, size, priority)
-
-
-def _with_schema(kind: str, body: Mapping[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Copies a body with a `response_format` in it, where its kind has the place for that."""
-    if kind != "responses":
-        return {**body, "response_format": wanted}
-    flat = {"type": wanted["type"], **wanted["json_schema"]}
-    return {**body, "text": {**(body.get("text") or {}), "format": flat}}
+    return Checked(kind, request.model or ANY_MODEL, body, size, request.priority)
 
 
 def response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:

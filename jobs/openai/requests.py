@@ -1,22 +1,22 @@
 """The bodies that jobs carry: OpenAI's request fields, as far as a local text model honours them.
 
-A field that is declared here has its effect (or is one of `_NO_EFFECT`, which OpenAI's clients send
-and a local model has nothing to do for). A field that OpenAI knows and mlx-rq does not do yet is in
-`not_yet`: it is refused by name, unless its value asks for nothing. Everything else is unknown.
-`mlx_rq.jobs.openai.validation` turns what pydantic finds wrong into OpenAI's words.
+A field that is declared here has its effect. A field that OpenAI knows and mlx-rq does not do yet
+is in `not_yet`: it is refused by name, unless its value asks for nothing. Everything else is
+unknown, but for hints to a hosted service (`job_request.py`). `mlx_rq.jobs.openai.validation` turns
+what pydantic finds wrong into OpenAI's words.
 
 Source: OpenAI's API reference for chat completions and legacy completions (ranges, defaults).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.fields import Metadata, ModelName, TemplateOptions, TokenId
-from mlx_rq.jobs.openai.messages import Message
-from mlx_rq.jobs.openai.responses import ResponsesRequest
+from mlx_rq.jobs.openai.fields import Metadata, TemplateOptions, TokenId
+from mlx_rq.jobs.openai.job_request import Body, JobRequest
+from mlx_rq.jobs.openai.messages import Message, joined
 from mlx_rq.jobs.openai.sampling import Sampling
 from mlx_rq.jobs.openai.structured import (
     Choice,
@@ -35,11 +35,6 @@ from mlx_rq.jobs.openai.structured import (
     shape_of,
 )
 
-Kind = Literal["chat", "completion", "responses"]
-
-ANY_MODEL = "default"
-"""The model that a body without `model` asks for; every worker serves it."""
-
 
 def _prompt_shape(value: Any) -> str:
     """Tells apart the four forms of a prompt by what the array begins with."""
@@ -54,32 +49,15 @@ def _prompt_shape(value: Any) -> str:
             return "array"
 
 
-_NO_EFFECT = frozenset(
-    {
-        "user",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "service_tier",
-        "verbosity",
-        "prediction",
-    }
-)
-"""Hints to a hosted service; OpenAI's clients may send them and nothing here depends on them."""
+ANY_MODEL = "default"
+"""The model that a body without `model` asks for; every worker serves it."""
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
-class _Generation(Sampling):
+class _Generation(JobRequest, Sampling):
     """What chat and completion requests have in common. None means the default."""
 
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Every name with the values that ask for nothing.
-        "stream": (False,),
-        "stream_options": (),
-    }
-
-    model: ModelName | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
 
@@ -100,8 +78,21 @@ class _Generation(Sampling):
     def _format(self) -> ResponseFormat | None:
         return None
 
+    @property
+    def returned(self) -> int:
+        """How many choices are returned for each prompt."""
+        return self.n or 1
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to tell beside each of the prompt; None for none."""
+        return None
+
+    def echoed(self, index: int) -> str | list[int]:
+        """What of a prompt the answer begins with."""
+        return ""
+
     def check(self) -> None:
-        """Raises RequestError where fields do not go together, or exceed the caps on schemas."""
         if (shape := self.shape) is not None:
             check_shape(shape)
 
@@ -109,8 +100,18 @@ class _Generation(Sampling):
 class ChatRequest(_Generation):
     """The body of a chat completion."""
 
+    kind = "chat"
+    prompt_field = "messages"
+    budget_field = "max_completion_tokens"
+    url = "/v1/chat/completions"
+    object_name = "chat.completion"
+    id_prefix = "chatcmpl-"
+    example: ClassVar[Body] = {
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_completion_tokens": 20,
+    }
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_Generation.not_yet,
+        **JobRequest.not_yet,
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -118,7 +119,10 @@ class ChatRequest(_Generation):
         "web_search_options": (),
     }
 
-    BUDGET_FIELD: ClassVar[str] = "max_completion_tokens"
+    in_turns: ClassVar[bool] = True
+    """Whether the answer is a turn of a conversation, as the model writes one: it may reason, and
+    call tools.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -158,7 +162,7 @@ class ChatRequest(_Generation):
     @property
     def generated(self) -> int:
         """How many choices are generated."""
-        return self.n or 1
+        return self.returned
 
     @property
     def budget(self) -> int | None:
@@ -166,12 +170,34 @@ class ChatRequest(_Generation):
         wanted = self.max_completion_tokens
         return self.max_tokens if wanted is None else wanted
 
+    @property
+    def plain_text(self) -> str:
+        """The prompt as a person reads it."""
+        return "\n".join(f"{message.role}: {joined(message.content)}" for message in self.messages)
+
+    def generated_from(self) -> "ChatRequest":
+        return self
+
 
 class CompletionRequest(_Generation):
     """The body of a legacy completion: plain text in, its continuation out."""
 
-    BUDGET_FIELD: ClassVar[str] = "max_tokens"
+    kind = "completion"
+    prompt_field = "prompt"
+    budget_field = "max_tokens"
+    url = "/v1/completions"
+    object_name = "text_completion"
+    id_prefix = "cmpl-"
+    example: ClassVar[Body] = {"prompt": "Once upon a time", "max_tokens": 20}
+
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
+
+    # A plain text goes on: without turns, tools, reasoning.
+    in_turns: ClassVar[bool] = False
+    tools: ClassVar[None] = None
+    tool_choice: ClassVar[None] = None
+    parallel_tool_calls: ClassVar[None] = None
+    reasoning_length: ClassVar[None] = None
 
     prompt: Annotated[
         Annotated[str, Tag("string")]
@@ -199,10 +225,10 @@ class CompletionRequest(_Generation):
                 code="integer_below_min_value",
                 param="max_tokens",
             )
-        if self.best_of is not None and self.best_of < (self.n or 1):
+        if self.best_of is not None and self.best_of < self.returned:
             raise RequestError(
                 "You requested that the server return more choices than it will generate (HINT: "
-                f"you must set 'n' (currently {self.n or 1}) to be at most 'best_of' (currently "
+                f"you must set 'n' (currently {self.returned}) to be at most 'best_of' (currently "
                 f"{self.best_of}), or omit either parameter).",
                 code="invalid_value",
                 param="best_of",
@@ -217,12 +243,12 @@ class CompletionRequest(_Generation):
     @property
     def generated(self) -> int:
         """How many choices are generated for each prompt; the best `n` of them are returned."""
-        return self.best_of or self.n or 1
+        return self.best_of or self.returned
 
     @property
     def measured(self) -> int | None:
         """How many of the likeliest tokens to tell beside each chosen one; None for no logprobs."""
-        chooses = self.generated > (self.n or 1)
+        chooses = self.generated > self.returned
         return 0 if self.logprobs is None and chooses else self.logprobs
 
     @property
@@ -238,20 +264,21 @@ class CompletionRequest(_Generation):
         prompts: list[str] | list[list[int]] = [prompt] if is_one else prompt
         return prompts
 
+    @property
+    def prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    def echoed(self, index: int) -> str | list[int]:
+        return self.prompts[index] if self.echo else ""
+
+    @property
+    def plain_text(self) -> str:
+        """The prompts as a person reads them."""
+        return "\n".join(map(str, self.prompts))
+
+    def generated_from(self) -> "CompletionRequest":
+        return self
+
 
 Request = ChatRequest | CompletionRequest
-"""What is generated from. A responses request becomes a chat for that (`responses_to_chat.py`)."""
-
-JobRequest = Request | ResponsesRequest
-"""What a job carries."""
-
-REQUESTS: Mapping[Kind, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
-    "chat": ChatRequest,
-    "completion": CompletionRequest,
-    "responses": ResponsesRequest,
-}
-
-
-def without_hints(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a body without the hints to a hosted service that have no effect here."""
-    return {name: value for name, value in body.items() if name not in _NO_EFFECT}
+"""What is generated from."""

@@ -7,7 +7,6 @@ from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
-_ID = "resp_"
 _FAILURES = {
     # OpenAI's list of codes is closed; the client parses no other.
     "rate_limit_exceeded": "rate_limit_exceeded",
@@ -17,12 +16,13 @@ _FAILURES = {
 
 def response_id(job_id: str) -> str:
     """Names the response of a job."""
-    return _ID + job_id
+    return ResponsesRequest.id_prefix + job_id
 
 
 def job_of(response: str) -> str | None:
     """Gives the id of a response's job; None where it is no response's id."""
-    return response.removeprefix(_ID) if response.startswith(_ID) else None
+    prefix = ResponsesRequest.id_prefix
+    return response.removeprefix(prefix) if response.startswith(prefix) else None
 
 
 def response_object(
@@ -46,7 +46,7 @@ def response_object(
     wanted = {"type": "text"} if given_format is None else _dump(given_format)
     return {
         "id": response_id(job_id),
-        "object": "response",
+        "object": ResponsesRequest.object_name,
         "created_at": int(created_at),
         "status": status,
         "background": bool(request.background),

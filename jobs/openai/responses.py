@@ -1,6 +1,6 @@
 """The body of a responses job: OpenAI's newer way to ask for what a chat asks for.
 
-It is generated as a chat (`mlx_rq.jobs.openai.responses_to_chat`) and answered as a Response object
+It is generated as a chat, and answered as a Response object
 (`mlx_rq.jobs.openai.response_object`).
 
 Source: OpenAI's API reference for responses (names, ranges, defaults).
@@ -9,203 +9,65 @@ Source: OpenAI's API reference for responses (names, ranges, defaults).
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from mlx_rq.jobs.openai.fields import (
-    Metadata,
-    ModelName,
-    Name,
-    Strict,
-    TemplateOptions,
-    string_or_array,
-)
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.fields import Metadata, Strict, TemplateOptions, string_or_array
+from mlx_rq.jobs.openai.job_request import Body, JobRequest
+from mlx_rq.jobs.openai.messages import SystemMessage
 from mlx_rq.jobs.openai.priority import Priority
+from mlx_rq.jobs.openai.requests import ChatRequest
+from mlx_rq.jobs.openai.response_items import FunctionTool, Item, Reasoning, Text, ToolChoice
+from mlx_rq.jobs.openai.responses_to_chat import chat_choice, chat_format, chat_tool, turns
 from mlx_rq.jobs.openai.sampling import Sampling
-from mlx_rq.jobs.openai.structured import JsonObjectFormat, ReasoningEffort, TextFormat
-
-Status = Literal["in_progress", "completed", "incomplete"]
 
 _PRIORITIES: Mapping[str, Priority] = {"soonest": "high", "2h": "default", "8h": "low"}
 """How urgent a job is whose answer is wanted within such a window."""
 
-
-class TextPart(Strict):
-    """A part of a message: what a user sends, or what an answer carries."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-    # What answers carry besides, so that an answer can be sent back as it came.
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class RefusalPart(Strict):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-Parts = Annotated[
-    Annotated[str, Tag("string")]
-    | Annotated[
-        list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
-        Tag("array"),
-    ],
-    Discriminator(string_or_array),
-]
-
-
-class MessageItem(Strict):
-    type: Literal["message"]
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Parts
-    id: str | None = None
-    status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-
-
-class FunctionCallItem(Strict):
-    type: Literal["function_call"]
-    call_id: str
-    name: Name
-    arguments: str
-    id: str | None = None
-    status: Status | None = None
-
-
-class FunctionOutputItem(Strict):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Parts
-    id: str | None = None
-    status: Status | None = None
-
-
-class ReasoningText(Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryText(Strict):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ReasoningItem(Strict):
-    type: Literal["reasoning"]
-    summary: list[SummaryText] | None = None
-    content: list[ReasoningText] | None = None
-    id: str | None = None
-    status: Status | None = None
-    encrypted_content: None = None
-
-
-def _as_message(item: Any) -> Any:
-    """An item without a type is a message."""
-    return item if not isinstance(item, dict) or "type" in item else {"type": "message", **item}
-
-
-Item = Annotated[
-    Annotated[
-        MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem,
-        Field(discriminator="type"),
-    ],
-    BeforeValidator(_as_message),
-]
-
-
-class JsonSchemaFormat(Strict):
-    """A JSON schema, its fields not nested as they are in a chat's."""
-
-    type: Literal["json_schema"]
-    name: Name
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class Text(Strict):
-    format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-        | None
-    ) = None
-    verbosity: Literal["low", "medium", "high"] | None = None
-
-
-class FunctionTool(Strict):
-    """A tool, its fields not nested as they are in a chat's."""
-
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedTool(Strict):
-    type: Literal["function"]
-    name: Name
-
-
-class AllowedTools(Strict):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
-
-
-def _choice_shape(value: Any) -> str:
-    if isinstance(value, dict):
-        return "allowed" if value.get("type") == "allowed_tools" else "named"
-    return "mode"
-
-
-class Reasoning(Strict):
-    """How much to reason. A summary is the reasoning itself: there is no second model for one."""
-
-    effort: ReasoningEffort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+_SAME_NAME = (
+    *Sampling.model_fields,
+    *("model", "parallel_tool_calls", "metadata", "store", "chat_template_kwargs"),
+)
+_CALLED_BY_CHATS = {
+    # What a fault of the chat is called in the request that it was made from.
+    "messages": "input",
+    "response_format": "text.format.schema",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
 
 
 class BackgroundOptions(Strict):
     completion_window: Literal["soonest", "2h", "8h"] | None = None
 
 
-class ResponsesRequest(Sampling):
+class ResponsesRequest(JobRequest, Sampling):
     """The body of a responses job."""
 
+    kind = "responses"
+    prompt_field = "input"
+    budget_field = "max_output_tokens"
+    url = "/v1/responses"
+    object_name = "response"
+    id_prefix = "resp_"
+    example: ClassVar[Body] = {"input": "Name a colour.", "background": True}
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "stream": (False,),
-        "stream_options": (),
+        **JobRequest.not_yet,
         "conversation": (),
         "context_management": ([],),
         "moderation": (),
     }
 
-    BUDGET_FIELD: ClassVar[str] = "max_output_tokens"
-
     input: Annotated[
         Annotated[str, Tag("string")] | Annotated[list[Item], Field(min_length=1), Tag("array")],
         Discriminator(string_or_array),
     ]
-    model: ModelName | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=16)] | None = None
     previous_response_id: Annotated[str, StringConstraints(min_length=1)] | None = None
     text: Text | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("mode")]
-            | Annotated[NamedTool, Tag("named")]
-            | Annotated[AllowedTools, Tag("allowed")],
-            Discriminator(_choice_shape),
-        ]
-        | None
-    ) = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     """Counts the calls of tools that a service runs itself; here there are none."""
@@ -223,11 +85,72 @@ class ResponsesRequest(Sampling):
 
     @property
     def priority(self) -> Priority | None:
-        """How urgent the job is; None where it does not say."""
         window = self.background_options and self.background_options.completion_window
         return _PRIORITIES[window] if window else None
+
+    @property
+    def continues(self) -> str | None:
+        return self.previous_response_id
+
+    @property
+    def truncates(self) -> bool:
+        return self.truncation == "auto"
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are to be told with their logprobs."""
         return self.top_logprobs is not None or bool(self.include)
+
+    def check(self) -> None:
+        try:
+            self.generated_from().check()
+        except RequestError as error:
+            raise self.restated(error) from None
+        if self.background and self.store is False:
+            raise RequestError(
+                "Invalid 'store': a response in the background has to be stored.",
+                code="invalid_value",
+                param="store",
+            )
+
+    def generated_from(self) -> ChatRequest:
+        """Gives the chat. Its messages: the instructions, then the input's items."""
+        messages = turns(self.input)
+        if not messages:
+            raise RequestError(
+                "Invalid 'input': expected something to answer beside reasoning.",
+                code="invalid_value",
+                param="input",
+            )
+        if self.instructions is not None:
+            messages.insert(0, SystemMessage(role="system", content=self.instructions))
+        text, reasoning = self.text, self.reasoning
+        chat: dict[str, Any] = {
+            **{name: getattr(self, name) for name in _SAME_NAME},
+            "messages": messages,
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": chat_format(text.format) if text and text.format else None,
+            "tools": None if self.tools is None else [chat_tool(tool) for tool in self.tools],
+            "tool_choice": chat_choice(self.tool_choice),
+            "reasoning_effort": reasoning and reasoning.effort,
+            "logprobs": self.wants_logprobs or None,
+            "top_logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
+        }
+        return ChatRequest.model_validate(chat)
+
+    def restated(self, error: RequestError) -> RequestError:
+        if error.param is None:
+            return error
+        field, rest = error.param, ""
+        for separator in ("[", "."):
+            if separator in field:
+                field, _, end = field.partition(separator)
+                rest = separator + end + rest
+        param = _CALLED_BY_CHATS.get(field, field) + rest.replace("].function.", "].")
+        message = str(error).replace(f"'{error.param}'", f"'{param}'")
+        return RequestError(message, code=error.code, param=param)
+
+    @classmethod
+    def with_schema(cls, body: Body, wanted: Body) -> dict[str, Any]:
+        flat = {"type": wanted["type"], **wanted["json_schema"]}
+        return {**body, "text": {**(body.get("text") or {}), "format": flat}}

@@ -12,34 +12,29 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import REQUESTS, JobRequest, Kind, without_hints
-from mlx_rq.jobs.openai.responses import ResponsesRequest
-from mlx_rq.jobs.openai.responses_to_chat import generated, restated
+from mlx_rq.jobs.openai.job_request import JobRequest
+from mlx_rq.jobs.openai.kinds import KINDS
+from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
-
-_KIND_BY_FIELD: Mapping[str, Kind] = {
-    "messages": "chat",
-    "prompt": "completion",
-    "input": "responses",
-}
+RequestType = TypeVar("RequestType", bound=JobRequest)
 
 
-def kind_of(body: Mapping[str, Any]) -> Kind:
+def kind_of(body: Mapping[str, Any]) -> str:
     """Tells which kind of job a body is by the field that only that kind has.
 
     Raises RequestError where there is none, or more than one.
     """
-    found = [field for field in _KIND_BY_FIELD if body.get(field) is not None]
+    found = [kind for kind in KINDS.values() if body.get(kind.prompt_field) is not None]
     if len(found) > 1:
+        *most, last = [f"'{kind.prompt_field}' ({name})" for name, kind in KINDS.items()]
         raise RequestError(
-            "A job has one of 'messages' (chat), 'prompt' (completion) and 'input' (responses), "
-            f"not {len(found)}.",
+            f"A job has one of {', '.join(most)} and {last}, not {len(found)}.",
             code="invalid_value",
-            param=found[1],
+            param=found[1].prompt_field,
         )
-    return _KIND_BY_FIELD[found[0]] if found else "chat"
+    return found[0].kind if found else ChatRequest.kind
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:
@@ -59,13 +54,25 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
 
 
 def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
-    """Reads a body as the request of its kind.
+    """Reads a body as the request of its kind; raises RequestError as `validate_as` does."""
+    if kind not in KINDS:
+        raise RequestError(
+            f"Unknown kind of job: {kind!r}. Known kinds: {', '.join(KINDS)}.",
+            code="invalid_value",
+            param="kind",
+        )
+    return validate_as(KINDS[kind], body)
+
+
+def validate_as(model: type[RequestType], body: Mapping[str, Any]) -> RequestType:
+    """Reads a body as a certain kind of request.
 
     Raises RequestError with the first fault in the order of the fields, and nothing else: one bad
     body must never be the end of the worker, or of the file, that it came with.
     """
     try:
-        return _validated(kind, body)
+        request = read_as(model, body)
+        request.check()
     except RequestError:
         raise
     except (ValueError, ArithmeticError, RecursionError) as error:
@@ -73,46 +80,7 @@ def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
         raise RequestError(
             f"The body cannot be read: {type(error).__name__}: {error}.", code="invalid_value"
         ) from None
-
-
-def _validated(kind: str, body: Mapping[str, Any]) -> JobRequest:
-    model = REQUESTS.get(kind)  # type: ignore[call-overload]
-    if model is None:
-        raise RequestError(
-            f"Unknown kind of job: {kind!r}. Known kinds: {', '.join(REQUESTS)}.",
-            code="invalid_value",
-            param="kind",
-        )
-    known = without_hints(body)
-    for name, harmless in model.not_yet.items():
-        if name in known:
-            value = known.pop(name)
-            if value is not None and value not in harmless:
-                raise RequestError(
-                    f"Unsupported parameter: '{name}' {_why_not(name)}.",
-                    code="unsupported_parameter",
-                    param=name,
-                )
-    request: JobRequest = read_as(model, known)
-    try:
-        generated(request).check()
-    except RequestError as error:
-        raise restated(error, request) from None
-    if isinstance(request, ResponsesRequest) and request.background and request.store is False:
-        raise RequestError(
-            "Invalid 'store': a response in the background has to be stored.",
-            code="invalid_value",
-            param="store",
-        )
     return request
-
-
-def _why_not(name: str) -> str:
-    if name in ("stream", "stream_options"):
-        return (
-            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
-        )
-    return "is not supported yet"
 
 
 def read_as(model: type[Model], body: Mapping[str, Any]) -> Model:
@@ -129,6 +97,8 @@ def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError
     param = _param(fault, body)
     value = fault["input"]
     context = fault.get("ctx", {})
+    if isinstance(error := context.get("error"), RequestError):
+        return error
     match fault["type"]:
         case "missing" | "union_tag_not_found":
             if fault["type"] == "union_tag_not_found":

@@ -12,9 +12,7 @@ import click
 
 from mlx_rq.jobs.batch.lines import Line, Source, refusal
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
-from mlx_rq.jobs.openai.messages import joined
-from mlx_rq.jobs.openai.requests import ANY_MODEL, ChatRequest, Request
-from mlx_rq.jobs.openai.responses_to_chat import generated
+from mlx_rq.jobs.openai.requests import ANY_MODEL, Request
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.workers import live_workers
@@ -58,14 +56,14 @@ def forecast(source: Source, *, redis_url: str | None, as_json: bool) -> None:
             errors[error.code or "invalid_request_error"] += 1
         elif len(sample) < SAMPLE:
             sample.append(line)
-    requests = [generated(validate(kind_of(line.body), line.body)) for line in sample]
+    requests = [validate(kind_of(line.body), line.body).generated_from() for line in sample]
     workers = _workers(requests, redis_url)
     expected = _expect(lines, dict(errors.most_common()), requests, workers)
     if as_json:
         print_json(asdict(expected))
         return
     for line, request in zip(sample[:_SHOWN_PROMPTS], requests, strict=False):
-        click.echo(f"--- {source.unit} {line.number} ---\n{_text(request)}\n")
+        click.echo(f"--- {source.unit} {line.number} ---\n{request.plain_text}\n")
     _print(expected, source.unit)
 
 
@@ -128,7 +126,7 @@ def _tokenizer(model: str) -> Any:
 def _prompts(request: Request, tokenizer: Any) -> Sequence[Prompt]:
     """Gives the prompts of a request as tokens, or without a tokenizer as text."""
     if tokenizer is None:
-        return [_text(request)]
+        return [request.plain_text]
     from mlx_rq.engine.formats.model_format import model_format_of
     from mlx_rq.engine.prompts.render import render
 
@@ -137,13 +135,6 @@ def _prompts(request: Request, tokenizer: Any) -> Sequence[Prompt]:
         return render(request, tokenizer, len(tokenizer), model_format_of(tokenizer))
     except RequestError:
         return []  # the worker will say so
-
-
-def _text(request: Request) -> str:
-    """Writes a request's prompt as a person reads it."""
-    if not isinstance(request, ChatRequest):
-        return "\n".join(map(str, request.prompts))
-    return "\n".join(f"{message.role}: {joined(message.content)}" for message in request.messages)
 
 
 def count_distinct(prompts: Sequence[Prompt]) -> tuple[int, int]:

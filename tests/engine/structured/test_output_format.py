@@ -9,7 +9,6 @@ from driving import run
 
 from mlx_rq.engine.structured.constraint import Compilation
 from mlx_rq.engine.structured.output_format import InvalidAnswer, OutputFormat, OutputFormats
-from mlx_rq.jobs.openai.responses_to_chat import generated
 from mlx_rq.jobs.openai.validation import kind_of, validate
 
 MODEL = speaking.model()
@@ -18,7 +17,7 @@ FORMAT = {"type": "json_schema", "name": "X", "strict": True, "schema": LONG}
 
 
 def output_format_of(output_formats: OutputFormats, body: dict[str, Any]) -> OutputFormat:
-    return output_formats.output_format_of(generated(validate(kind_of(body), body)), [1])
+    return output_formats.output_format_of(validate(kind_of(body), body).generated_from(), [1])
 
 
 def chat(**fields: Any) -> dict[str, Any]:

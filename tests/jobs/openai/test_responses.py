@@ -15,7 +15,6 @@ from mlx_rq.jobs.client.submit import submit, submit_many
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.response_object import job_of, response_id, response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest
-from mlx_rq.jobs.openai.responses_to_chat import as_chat
 from mlx_rq.jobs.openai.validation import validate
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -29,7 +28,9 @@ def read(**body: Any) -> ResponsesRequest:
 
 def chat(**body: Any) -> dict[str, Any]:
     """The chat that a body is generated as, without what it does not say."""
-    return as_chat(read(**body)).model_dump(exclude_none=True, by_alias=True, warnings=False)
+    return (
+        read(**body).generated_from().model_dump(exclude_none=True, by_alias=True, warnings=False)
+    )
 
 
 def refusal(**body: Any) -> tuple[str | None, str | None]:
@@ -242,7 +243,7 @@ def echo(task: Task) -> dict[str, Any]:
     request = task.request
     if not isinstance(request, ResponsesRequest):
         return answer(task)
-    text = str(as_chat(request).messages[-1].content)
+    text = str(request.generated_from().messages[-1].content)
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     message = {"id": f"msg_{task.id}", "type": "message", "status": "completed",
                "role": "assistant", "content": [part]}  # fmt: skip
@@ -277,7 +278,7 @@ class TestHistory:
         assert kind == "responses"
         request = validate(kind, body)
         assert isinstance(request, ResponsesRequest)
-        assert [(m.role, m.content) for m in as_chat(request).messages] == [
+        assert [(m.role, m.content) for m in request.generated_from().messages] == [
             ("user", "One"),
             ("assistant", "One"),
             ("user", "Two"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_rq.jobs.batch.lines import KIND_BY_URL, good_line, refusal
 from mlx_rq.jobs.client.submit import submit
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import REQUESTS
+from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.validation import encode_body, validate
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -19,6 +19,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "chat": {"messages": HI},
     "completion": {"prompt": "Hi"},
     "responses": {"input": "Hi"},
+    "token_count": {"count_tokens": {"prompt": "Hi"}},
 }
 URLS = {kind: url for url, kind in KIND_BY_URL.items()}
 
@@ -109,6 +110,11 @@ INNER: dict[str, list[Place]] = {
         lambda schema: {"tools": [{"type": "function", "name": "f", "parameters": schema}]},
         lambda schema: {"input": [{"role": "user", "content": schema}]},
     ],
+    "token_count": [
+        lambda schema: {"count_tokens": {"prompt": "Hi", "guided_json": schema}},
+        lambda schema: {"count_tokens": {"messages": [{"role": "user", "content": schema}]}},
+        lambda schema: {"count_tokens": {"input": "Hi", "text": flat_schema(schema)}},
+    ],
 }
 
 
@@ -117,7 +123,7 @@ def at(field: str) -> Place:
 
 
 def places(kind: str) -> list[Place]:
-    fields = REQUESTS[kind].model_fields  # type: ignore[index]
+    fields = KINDS[kind].model_fields
     return [at(field) for field in fields]
 
 
@@ -188,7 +194,7 @@ def test_a_value_that_no_check_foresaw_is_refused(
         def stumble(*_: Any, unforeseen: Exception = unforeseen) -> None:
             raise unforeseen
 
-        monkeypatch.setattr("mlx_rq.jobs.openai.validation.generated", stumble)
+        monkeypatch.setattr(KINDS[kind], "check", stumble)
         error = outcome(kind, BODIES[kind])
         assert error is not None
         assert error.code == "invalid_value"

@@ -1,0 +1,116 @@
+"""What the bodies of all kinds of jobs have in common, and what a kind says of itself.
+
+A kind of job is a subclass of `JobRequest`: its fields are those of the body, and the class is the
+record of the kind (name, URL, what its answers are called). `kinds.py` lists them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import model_validator
+
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.fields import ModelName, Strict
+from mlx_rq.jobs.openai.priority import Priority
+
+if TYPE_CHECKING:
+    from mlx_rq.jobs.openai.requests import Request
+
+_NO_EFFECT = frozenset(
+    {
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_tier",
+        "verbosity",
+        "prediction",
+    }
+)
+"""Hints to a hosted service; OpenAI's clients may send them and nothing here depends on them."""
+
+Body = Mapping[str, Any]
+
+
+class JobRequest(Strict):
+    """What a job carries: the body of one kind of job."""
+
+    kind: ClassVar[str]
+    prompt_field: ClassVar[str]
+    """The field that only bodies of this kind have, and that errors about the prompt name."""
+    budget_field: ClassVar[str]
+    """What the most tokens of an answer are called."""
+    url: ClassVar[str | None] = None
+    """OpenAI's endpoint, where lines of a batch may name it."""
+    object_name: ClassVar[str]
+    """The `object` of an answer."""
+    id_prefix: ClassVar[str] = ""
+    """What makes an answer's id of a job's."""
+    example: ClassVar[Body]
+    """A body, for the description of the HTTP server."""
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"stream": (False,), "stream_options": ()}
+    """OpenAI's fields that are refused by name, with the values that ask for nothing."""
+
+    model: ModelName | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: Any) -> Any:
+        """Leaves out what has no effect; refuses what is not supported yet."""
+        if not isinstance(body, Mapping):
+            return body
+        known = {name: value for name, value in body.items() if name not in _NO_EFFECT}
+        for name, harmless in cls.not_yet.items():
+            if name in known:
+                value = known.pop(name)
+                if value is not None and value not in harmless:
+                    raise RequestError(
+                        f"Unsupported parameter: '{name}' {_why_not(name)}.",
+                        code="unsupported_parameter",
+                        param=name,
+                    )
+        return known
+
+    @property
+    def priority(self) -> Priority | None:
+        """How urgent the job is; None where it does not say."""
+        return None
+
+    @property
+    def continues(self) -> str | None:
+        """The response that it goes on from."""
+        return None
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a conversation that does not fit the context is to be shortened."""
+        return False
+
+    def check(self) -> None:
+        """Raises RequestError where fields do not go together, or exceed the caps on schemas."""
+
+    def generated_from(self) -> "Request":
+        """Gives the chat or the completion that is generated for it."""
+        raise NotImplementedError
+
+    def restated(self, error: RequestError) -> RequestError:
+        """Says what is wrong with what is generated from in the names of this request."""
+        return error
+
+    @classmethod
+    def with_schema(cls, body: Body, wanted: Body) -> dict[str, Any]:
+        """Copies a body with a `response_format` in it, where this kind has the place for that."""
+        return {**body, "response_format": wanted}
+
+    @classmethod
+    def amended(cls, body: Body, change: Callable[[Body], dict[str, Any]]) -> dict[str, Any]:
+        """Copies a body with a change to what is generated from."""
+        return change(body)
+
+
+def _why_not(name: str) -> str:
+    if name in ("stream", "stream_options"):
+        return (
+            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+        )
+    return "is not supported yet"

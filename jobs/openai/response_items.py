@@ -1,0 +1,162 @@
+"""What the body of a responses job is made of: the items of its input, its tools, its formats.
+
+Source: OpenAI's API reference for responses (names, ranges, defaults).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from mlx_rq.jobs.openai.fields import Name, Strict, string_or_array
+from mlx_rq.jobs.openai.structured import JsonObjectFormat, ReasoningEffort, TextFormat
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(Strict):
+    """A part of a message: what a user sends, or what an answer carries."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+    # What answers carry besides, so that an answer can be sent back as it came.
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalPart(Strict):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Parts = Annotated[
+    Annotated[str, Tag("string")]
+    | Annotated[
+        list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+        Tag("array"),
+    ],
+    Discriminator(string_or_array),
+]
+
+
+class MessageItem(Strict):
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Parts
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Strict):
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionOutputItem(Strict):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningText(Strict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(Strict):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningItem(Strict):
+    type: Literal["reasoning"]
+    summary: list[SummaryText] | None = None
+    content: list[ReasoningText] | None = None
+    id: str | None = None
+    status: Status | None = None
+    encrypted_content: None = None
+
+
+def _as_message(item: Any) -> Any:
+    """An item without a type is a message."""
+    return item if not isinstance(item, dict) or "type" in item else {"type": "message", **item}
+
+
+Item = Annotated[
+    Annotated[
+        MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem,
+        Field(discriminator="type"),
+    ],
+    BeforeValidator(_as_message),
+]
+
+
+class JsonSchemaFormat(Strict):
+    """A JSON schema, its fields not nested as they are in a chat's."""
+
+    type: Literal["json_schema"]
+    name: Name
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class Text(Strict):
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionTool(Strict):
+    """A tool, its fields not nested as they are in a chat's."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: Name
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+def _choice_shape(value: Any) -> str:
+    if isinstance(value, dict):
+        return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return "mode"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedTools, Tag("allowed")],
+    Discriminator(_choice_shape),
+]
+
+
+class Reasoning(Strict):
+    """How much to reason. A summary is the reasoning itself: there is no second model for one."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
