@@ -21,6 +21,7 @@ from mlx_rq.api_stub.routes import (
     completions,
     files,
     health,
+    input_tokens,
     jobs,
     responses,
     stored_completions,
@@ -62,7 +63,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.service = service
     app.state.closing = asyncio.Event()
     errors.install(app)
-    for module in (jobs, completions, stored_completions, responses, files, batches):
+    for module in (
+        *(jobs, completions, stored_completions, responses, input_tokens, files, batches),
+    ):
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(health.router)
     # The last one added is the outermost.

@@ -21,9 +21,11 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 """What an endpoint answers with beside JSON, where it is asked to stream."""
 
 
-def body_of(request: type[JobRequest]) -> dict[str, Any]:
-    """Describes the body of an endpoint that takes one kind of job, and streams."""
+def body_of(request: type[JobRequest], *, streams: bool = True) -> dict[str, Any]:
+    """Describes the body of an endpoint that takes one kind of job, and may stream."""
     schema, example = _inlined(request), {"model": ANY_MODEL, **request.example}
+    if not streams:
+        return _json_body(schema, {request.kind: {"value": example}})
     schema["properties"] = {**schema["properties"], **_STREAM_FIELDS}
     streamed = {"value": {**example, "stream": True}}
     return _json_body(schema, {request.kind: {"value": example}, "streamed": streamed})

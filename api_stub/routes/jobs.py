@@ -1,6 +1,6 @@
 """/v1/jobs: the queue as plain HTTP, for people without an OpenAI client."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,7 +13,8 @@ from mlx_rq.api_stub.service import JsonBody, TheService
 from mlx_rq.api_stub.webhooks import check_target
 from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.priority import Priority
-from mlx_rq.jobs.openai.validation import kind_of
+from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting
+from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
 
 router = APIRouter(tags=["jobs"])
@@ -39,17 +40,27 @@ async def submit_job(
     body: JsonBody,
     service: TheService,
     options: Annotated[JobOptions, Depends(job_options)],
+    dry_run: bool = False,
 ) -> JSONResponse:
-    """Put a job into the queue: `messages` make a chat, `prompt` a completion.
+    """Put a job into the queue: `messages` make a chat, `prompt` a completion, `input` a response.
 
     Answers at once with the job's id; `Location` says where its result will be. A `webhook` is
-    called with the job once that has ended.
+    called with the job once that has ended. With `dry_run`, the job only counts the tokens of the
+    prompt.
     """
+    if dry_run:
+        body = _dry(body)
     if options.webhook is not None:
         check_target(options.webhook, service.settings)
     job = await service.submit(request, kind_of(body), body, options=options, any_model=True)
     view = await run_in_threadpool(job_view, job, service.served)
     return JSONResponse(view, 202, {"location": f"/v1/jobs/{job.id}", **_COME_AGAIN})
+
+
+def _dry(body: dict[str, Any]) -> dict[str, Any]:
+    """Makes a body of one that counts; raises RequestError where it is wrong, in its own names."""
+    wanted = validate(kind_of(body), body)
+    return body if wanted.kind == TokenCountRequest.kind else counting(body)
 
 
 JobId = Annotated[str, Path(examples=["0123456789abcdef0123456789abcdef"])]

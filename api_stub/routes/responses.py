@@ -52,6 +52,17 @@ async def create_response(request: Request, body: JsonBody, service: TheService)
     return JSONResponse(await run_in_threadpool(_view, job), headers={"x-job-id": job.id})
 
 
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact_response() -> None:
+    """Refuse: a local model compacts nothing."""
+    raise ApiError(
+        404,
+        "This server does not compact responses. Go on from one with 'previous_response_id'; "
+        "'truncation': 'auto' drops the oldest turns once a conversation does not fit.",
+        code="unknown_url",
+    )
+
+
 @router.get("/v1/responses/{response}", responses=STREAMED)
 async def get_response(
     service: TheService,

@@ -157,6 +157,41 @@ def test_responses(client: OpenAI) -> None:
         client.responses.retrieve(second.id)
 
 
+FUNCTION: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+COUNTED: list[dict[str, Any]] = [
+    {"input": "Name a colour."},
+    {"input": ASK, "instructions": "Be brief."},
+    {"input": "Look it up.", "tools": [{**FUNCTION, "strict": None}], "tool_choice": "none"},
+    {"input": "Is it so?", "text": {"format": {"type": "json_object"}}},
+]
+
+
+@pytest.mark.parametrize("body", COUNTED)
+def test_input_tokens_are_those_of_the_usage(client: OpenAI, body: dict[str, Any]) -> None:
+    counted = client.responses.input_tokens.count(**MODEL, **body)
+    response = client.responses.create(**MODEL, **body, max_output_tokens=16)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens > 0
+
+
+def test_input_tokens_of_what_goes_on_from_a_response(client: OpenAI) -> None:
+    first = client.responses.create(**MODEL, input=ASK, max_output_tokens=16)
+    body: Any = {**MODEL, "input": "And now?", "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(**body)
+    response = client.responses.create(**body, max_output_tokens=16)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
+
+
+def test_a_dry_run_counts_what_the_usage_says(client: OpenAI, up: Up) -> None:
+    texts = ["one, two,", "a, b,"]
+    completion = client.completions.create(**MODEL, prompt=texts, max_tokens=1)
+    accepted = httpx.post(f"{up.http}/v1/jobs?dry_run=true", json={"prompt": texts})
+    ended = httpx.get(f"{up.http}{accepted.headers['location']}?wait=20").json()
+    assert completion.usage is not None
+    assert ended["result"]["input_tokens"] == completion.usage.prompt_tokens
+
+
 def test_cancel_mid_run(client: OpenAI, up: Up) -> None:
     response = client.responses.create(**MODEL, input="Go on.", background=True, extra_body=LONG)
     until(lambda: client.responses.retrieve(response.id).status == "in_progress")

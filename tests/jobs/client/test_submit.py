@@ -55,6 +55,16 @@ class TestWhatLiesInRedis:
         assert queue(connection, "default").job_ids == [job.id]
         assert payload(connection, job) == ("completion", {"prompt": "Once upon a time"})
 
+    def test_a_body_whose_tokens_are_to_be_counted_waits_for_the_same_model(
+        self, redis_url: str, connection: Redis
+    ) -> None:
+        body = {"count_tokens": {"messages": HI, "model": "org/model"}}
+        job = submit(body)
+        assert queue(connection, "org/model").job_ids == [job.id]
+        assert payload(connection, job) == ("token_count", body)
+        with pytest.raises(RequestError, match="response_format"):
+            submit(body, schema={"type": "object"})
+
     def test_a_body_and_fields_make_one_body(self, redis_url: str, connection: Redis) -> None:
         body = {"messages": HI, "seed": 1}
         job = submit(body, seed=2, temperature=0)
