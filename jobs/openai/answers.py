@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from mlx_rq.jobs.openai.errors import JobFailed, error_object
+from mlx_rq.jobs.openai.job_request import JobRequest, Said
+from mlx_rq.jobs.openai.kinds import KINDS
 
 Schema = type[BaseModel] | Mapping[str, Any]
+
+_BY_OBJECT: Mapping[str, type[JobRequest]] = {
+    request.object_name: request for request in KINDS.values()
+}
 
 
 class Usage(NamedTuple):
@@ -28,32 +34,26 @@ def usage_of(response: Mapping[str, Any]) -> Usage:
     usage = response.get("usage") or {}
     prompt, completion = (
         ("input_tokens", "output_tokens")
-        if _is_of_responses(response)
+        if "input_tokens" in usage
         else ("prompt_tokens", "completion_tokens")
     )
     cached = (usage.get(f"{prompt}_details") or {}).get("cached_tokens", 0)
     return Usage(usage.get(prompt, 0), cached, usage.get(completion, 0))
 
 
+def said_in(response: Mapping[str, Any]) -> list[Said]:
+    """Reads what each choice of a response object says."""
+    return _BY_OBJECT[response["object"]].said(response)
+
+
 def text_of(response: Mapping[str, Any]) -> str:
     """Gives the text of the first choice, or of all messages of a responses object."""
-    if _is_of_responses(response):
-        messages = [item for item in response["output"] if item["type"] == "message"]
-        parts = [part for message in messages for part in message["content"]]
-        return "".join(part["text"] for part in parts if part["type"] == "output_text")
-    choice = response["choices"][0]
-    return str(choice["message"]["content"] or "") if "message" in choice else str(choice["text"])
+    return said_in(response)[0].text or ""
 
 
 def finish_reason_of(response: Mapping[str, Any]) -> str:
     """Says why the answer ended, in the words of chat completions."""
-    if _is_of_responses(response):
-        return "length" if response["status"] == "incomplete" else "stop"
-    return str(response["choices"][0]["finish_reason"])
-
-
-def _is_of_responses(response: Mapping[str, Any]) -> bool:
-    return bool(response["object"] == "response")
+    return said_in(response)[0].finish_reason
 
 
 def value_of(response: Mapping[str, Any], schema: Schema) -> Any:

@@ -4,8 +4,8 @@ A kind of job is a subclass of `JobRequest`: its fields are those of the body, a
 record of the kind (name, URL, what its answers are called). `kinds.py` lists them.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import model_validator
 
@@ -30,6 +30,16 @@ _NO_EFFECT = frozenset(
 """Hints to a hosted service; OpenAI's clients may send them and nothing here depends on them."""
 
 Body = Mapping[str, Any]
+
+
+class Said(NamedTuple):
+    """What one choice of an answer says, whichever kind of job it answers."""
+
+    text: str | None
+    calls: Sequence[Body] = ()
+    """Of tools, as the answer has them."""
+    finish_reason: str = "stop"
+    """In the words of chat completions."""
 
 
 class JobRequest(Strict):
@@ -96,6 +106,11 @@ class JobRequest(Strict):
     def restated(self, error: RequestError) -> RequestError:
         """Says what is wrong with what is generated from in the names of this request."""
         return error
+
+    @classmethod
+    def said(cls, answer: Body) -> list[Said]:
+        """Reads an answer to such a job, choice by choice."""
+        raise NotImplementedError
 
     @classmethod
     def with_schema(cls, body: Body, wanted: Body) -> dict[str, Any]:

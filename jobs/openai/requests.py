@@ -15,25 +15,20 @@ from pydantic import Discriminator, Field, Tag
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.fields import Metadata, TemplateOptions, TokenId
-from mlx_rq.jobs.openai.job_request import Body, JobRequest
+from mlx_rq.jobs.openai.generation import GenerationRequest
+from mlx_rq.jobs.openai.job_request import Body, JobRequest, Said
 from mlx_rq.jobs.openai.messages import Message, joined
-from mlx_rq.jobs.openai.sampling import Sampling
 from mlx_rq.jobs.openai.structured import (
-    Choice,
-    Grammar,
     ReasoningEffort,
     ReasoningLength,
-    Regex,
     ResponseFormat,
-    SchemaOrText,
-    Shape,
-    StructuredOutputs,
     Tool,
     ToolChoice,
-    check_shape,
     check_tools,
-    shape_of,
 )
+
+ANY_MODEL = "default"
+"""The model that a body without `model` asks for; every worker serves it."""
 
 
 def _prompt_shape(value: Any) -> str:
@@ -49,55 +44,7 @@ def _prompt_shape(value: Any) -> str:
             return "array"
 
 
-ANY_MODEL = "default"
-"""The model that a body without `model` asks for; every worker serves it."""
-
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-
-
-class _Generation(JobRequest, Sampling):
-    """What chat and completion requests have in common. None means the default."""
-
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-
-    # Extensions, named as vLLM names them.
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: Regex | None = None
-    guided_choice: Choice | None = None
-    guided_grammar: Grammar | None = None
-
-    @property
-    def shape(self) -> Shape | None:
-        """What the answer must be, None for free text."""
-        guided = {name: getattr(self, name) for name in _GUIDED}
-        return shape_of(self._format, self.structured_outputs, guided)
-
-    @property
-    def _format(self) -> ResponseFormat | None:
-        return None
-
-    @property
-    def returned(self) -> int:
-        """How many choices are returned for each prompt."""
-        return self.n or 1
-
-    @property
-    def prompt_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to tell beside each of the prompt; None for none."""
-        return None
-
-    def echoed(self, index: int) -> str | list[int]:
-        """What of a prompt the answer begins with."""
-        return ""
-
-    def check(self) -> None:
-        if (shape := self.shape) is not None:
-            check_shape(shape)
-
-
-class ChatRequest(_Generation):
+class ChatRequest(GenerationRequest):
     """The body of a chat completion."""
 
     kind = "chat"
@@ -178,8 +125,14 @@ class ChatRequest(_Generation):
     def generated_from(self) -> "ChatRequest":
         return self
 
+    @classmethod
+    def _said(cls, choice: Body) -> Said:
+        message = choice["message"]
+        calls = message.get("tool_calls") or ()
+        return Said(message.get("content"), calls, choice.get("finish_reason", "stop"))
 
-class CompletionRequest(_Generation):
+
+class CompletionRequest(GenerationRequest):
     """The body of a legacy completion: plain text in, its continuation out."""
 
     kind = "completion"
@@ -278,6 +231,10 @@ class CompletionRequest(_Generation):
 
     def generated_from(self) -> "CompletionRequest":
         return self
+
+    @classmethod
+    def _said(cls, choice: Body) -> Said:
+        return Said(choice["text"], (), choice.get("finish_reason", "stop"))
 
 
 Request = ChatRequest | CompletionRequest

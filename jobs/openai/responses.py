@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.fields import Metadata, Strict, TemplateOptions, string_or_array
-from mlx_rq.jobs.openai.job_request import Body, JobRequest
+from mlx_rq.jobs.openai.job_request import Body, JobRequest, Said
 from mlx_rq.jobs.openai.messages import SystemMessage
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.requests import ChatRequest
@@ -149,6 +149,15 @@ class ResponsesRequest(JobRequest, Sampling):
         param = _CALLED_BY_CHATS.get(field, field) + rest.replace("].function.", "].")
         message = str(error).replace(f"'{error.param}'", f"'{param}'")
         return RequestError(message, code=error.code, param=param)
+
+    @classmethod
+    def said(cls, answer: Body) -> list[Said]:
+        """Reads a Response as one choice: the text of all its messages, its calls of functions."""
+        items = answer["output"]
+        parts = [part for item in items if item["type"] == "message" for part in item["content"]]
+        text = "".join(part["text"] for part in parts if part["type"] == "output_text")
+        calls = [item for item in items if item["type"] == "function_call"]
+        return [Said(text, calls, "length" if answer["status"] == "incomplete" else "stop")]
 
     @classmethod
     def with_schema(cls, body: Body, wanted: Body) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Discriminator, Tag, model_validator
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.job_request import Body, JobRequest
+from mlx_rq.jobs.openai.job_request import Body, JobRequest, Said
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 
@@ -64,6 +64,10 @@ class TokenCountRequest(JobRequest):
 
     def restated(self, error: RequestError) -> RequestError:
         return self.count_tokens.restated(error)
+
+    @classmethod
+    def said(cls, answer: Body) -> list[Said]:
+        return [Said(str(answer["input_tokens"]))]
 
     @classmethod
     def amended(cls, body: Body, change: Callable[[Body], dict[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mlx_rq.jobs.client import submit as submit_module
 from mlx_rq.jobs.client.job import Job, fetch
-from mlx_rq.jobs.openai.answers import text_of
+from mlx_rq.jobs.openai.answers import said_in
 from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue.connection import connect, reachable
@@ -142,13 +142,8 @@ def _print_result(response: dict[str, Any], as_json: bool) -> None:
 
 def _answers(response: Mapping[str, Any]) -> Iterator[str]:
     """Gives the text of each choice, or the tool calls as JSON where it has no text."""
-    if response.get("object") == "response":
-        calls = [item for item in response["output"] if item["type"] == "function_call"]
-        yield _text_or_calls(text_of(response), calls)
-        return
-    for choice in response["choices"]:
-        message = choice.get("message", {})
-        yield _text_or_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
+    for said in said_in(response):
+        yield _text_or_calls(said.text, said.calls)
 
 
 def _text_or_calls(text: str | None, calls: Any) -> str:

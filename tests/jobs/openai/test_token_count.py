@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mlx_rq.jobs.openai.answers import finish_reason_of, text_of, usage_of
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting
@@ -58,6 +59,12 @@ def test_a_count_beside_a_prompt_is_two_jobs() -> None:
         kind_of({"prompt": "Hi", "count_tokens": {"prompt": "Hi"}})
     assert refused.value.param == "count_tokens"
     assert "'messages' (chat)" in str(refused.value)
+
+
+def test_what_an_answer_says_is_the_count() -> None:
+    answer = {"object": "response.input_tokens", "input_tokens": 42}
+    assert (text_of(answer), finish_reason_of(answer)) == ("42", "stop")
+    assert usage_of(answer) == (0, 0, 0)
 
 
 def test_the_records_of_the_kinds_tell_them_apart() -> None:

@@ -252,6 +252,12 @@ class TestResult:
         )
         assert run("result", submit(prompt="Hi").id).stdout == "one\ntwo\n"
 
+    def test_a_count_of_tokens_is_printed(self, run: Run, start_worker: StartWorker) -> None:
+        count = {"object": "response.input_tokens", "input_tokens": 42}
+        start_worker(FakeEngine(refuse=lambda task: count))
+        body = json.dumps({"count_tokens": {"prompt": "Hi"}})
+        assert run("submit", "--body", "-", "--wait", input=body).stdout == "42\n"
+
     @pytest.mark.parametrize("wait", [True, False])
     def test_the_text_of_a_response_is_printed(
         self, run: Run, start_worker: StartWorker, wait: bool
