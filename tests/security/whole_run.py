@@ -195,6 +195,7 @@ def _background(client: OpenAI) -> None:
     created = client.responses.create(model="default", input="Hi", background=True)
     eventually(lambda: client.responses.retrieve(created.id).status == "completed", "the response")
     client.responses.input_items.list(created.id)
+    client.responses.input_tokens.count(input="And now?", previous_response_id=created.id)
     client.responses.delete(created.id)
 
 
