@@ -1,8 +1,9 @@
 """One POST to a URL that somebody else named: only to an address that was looked at, no further.
 
 The name is resolved once, and the connection goes to the address that was checked: a name that
-resolves to something else a moment later gains nothing. Redirects are an answer like any other. Of
-the answer only its status is read, within a limited time.
+resolves to something else a moment later gains nothing. Redirects are an answer like any other, and
+no proxy is asked, which would resolve the name again. Of the answer only its head is read, within a
+limited time.
 """
 
 import asyncio
@@ -12,12 +13,12 @@ from ipaddress import ip_address
 from socket import SOCK_STREAM
 from urllib.parse import urlsplit
 
+import httpx2
+
 from mlx_rq.jobs.queue.webhooks import Network, is_allowed
 
 TIMEOUT_SECONDS = 20.0
 """For all of it: the name, the connection, the request, the status."""
-
-_LONGEST_HEAD = 64 * 1024
 
 
 class PostFailed(Exception):
@@ -42,33 +43,30 @@ async def post(
             return await _post(url, headers, body, networks)
     except TimeoutError:
         raise PostFailed(f"no answer within {timeout:.0f} s") from None
-    except (OSError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
-        raise PostFailed(f"{type(error).__name__}: {error}") from error
+    except (OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+        cause = _first_cause(error)
+        raise PostFailed(f"{type(cause).__name__}: {cause}") from error
 
 
 async def _post(
     url: str, headers: Mapping[str, str], body: bytes, networks: Sequence[Network]
 ) -> int:
     parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    host, port = parts.hostname or "", parts.port or (443 if secure else 80)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     address = await _address(host, port, networks)
-    reader, writer = await asyncio.open_connection(
-        address,
-        port,
-        ssl=ssl.create_default_context() if secure else None,
-        server_hostname=host if secure else None,
-        limit=_LONGEST_HEAD,
+    request = httpx2.Request(
+        "POST",
+        httpx2.URL(url).copy_with(host=address),
+        headers={"host": parts.netloc, "connection": "close", **headers},
+        content=body,
+        extensions={"sni_hostname": host},  # the name that the certificate must be for
     )
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        fields = {"host": parts.netloc, **headers, "content-length": str(len(body))}
-        lines = [f"POST {target} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items())]
-        writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode("ascii") + body)
-        await writer.drain()
-        return await _status(reader)
-    finally:
-        writer.close()
+    # Not a client: that would log the whole URL, which may hold a secret of the receiver's.
+    context = ssl.create_default_context() if parts.scheme == "https" else False
+    async with httpx2.AsyncHTTPTransport(verify=context, trust_env=False) as transport:
+        answer = await transport.handle_async_request(request)
+        await answer.aclose()
+        return answer.status_code
 
 
 async def _address(host: str, port: int, networks: Sequence[Network]) -> str:
@@ -81,13 +79,8 @@ async def _address(host: str, port: int, networks: Sequence[Network]) -> str:
     return addresses[0]
 
 
-async def _status(reader: asyncio.StreamReader) -> int:
-    """Reads the status of the answer, past those that only say that one will come (1xx)."""
-    while True:
-        head = await reader.readuntil(b"\r\n\r\n")
-        version, _, rest = head.partition(b" ")
-        status = int(rest[:3])
-        if not version.startswith(b"HTTP/1.") or not 100 <= status <= 599:
-            raise ValueError("the answer is no HTTP")
-        if status >= 200:
-            return status
+def _first_cause(error: BaseException) -> BaseException:
+    """Finds what lies under the errors of the client's layers, which say less and less."""
+    while (under := error.__cause__ or error.__context__) is not None:
+        error = under
+    return error

@@ -362,9 +362,9 @@ def test_one_address_of_a_name_that_is_not_allowed_is_enough(
     ("answer", "fault"),
     [
         (b"HTTP/1.1 103 Early\r\na: b\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", None),
-        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "ValueError"),
-        (b"", "IncompleteReadError"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "LimitOverrunError"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "RemoteProtocolError: illegal status line"),
+        (b"", "RemoteProtocolError: Server disconnected"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "RemoteProtocolError: .*too long"),
         (None, "no answer within"),
     ],
 )
@@ -388,6 +388,22 @@ def test_answers_that_are_none(answer: bytes | None, fault: str | None) -> None:
         return
     with pytest.raises(PostFailed, match=fault):
         asyncio.run(ask())
+
+
+def test_what_a_url_holds_is_not_logged(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    url = receiver.url.replace("/hook?a=b", "/token-in-path?and=token-in-query")
+    assert _post(url, networks=LOOPBACK) == 204
+    assert receiver.requests[0][0] == "/token-in-path?and=token-in-query"
+    assert caplog.text
+    assert "token-in" not in caplog.text
+
+
+def test_nobody_there_is_said_as_the_system_says_it() -> None:
+    with pytest.raises(PostFailed, match=r"ConnectionRefusedError: .*127\.0\.0\.1"):
+        _post(f"http://127.0.0.1:{free_port()}/", networks=LOOPBACK)
 
 
 def test_secrets_are_read_from_a_file(tmp_path: Path) -> None:
