@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from prometheus_client import Metric, generate_latest
+from prometheus_client.registry import Collector
 from starlette.types import Scope
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-Sample = tuple[Mapping[str, Any], float]
+Sample = tuple[dict[str, str], float]
 
 
 class Requests:
@@ -27,62 +27,67 @@ class Requests:
 
     def samples(self) -> Iterator[Sample]:
         for (method, path, status), count in sorted(self._answered.items()):
-            yield {"method": method, "path": path, "status": status}, count
+            yield {"method": method, "path": path, "status": str(status)}, count
 
 
-def exposition(overview: Mapping[str, Any], requests: Requests) -> str:
+def exposition(overview: Mapping[str, Any], requests: Requests) -> bytes:
     """Writes all counts in Prometheus' text format."""
-    queues, workers = overview["queues"], overview["workers"]
-    lines: list[str] = []
-    lines += _family(
-        "mlx_rq_http_requests_total", "counter", "Requests answered.", requests.samples()
-    )
-    lines += _family(
-        "mlx_rq_http_waiting", "gauge", "Clients that wait for a job.", [({}, requests.waiting)]
-    )
-    states = ("queued", "in_progress", "completed", "failed", "cancelled")
-    lines += _family(
-        "mlx_rq_jobs",
-        "gauge",
-        "Jobs that Redis holds.",
-        (
-            ({"model": q["model"], "priority": q["priority"], "status": state}, q[state])
-            for q in queues
-            for state in states
-        ),
-    )
-    lines += _family("mlx_rq_workers", "gauge", "Live workers.", [({}, len(workers))])
-    for name, kind, help_text in (
-        ("running", "gauge", "Jobs that decode."),
-        ("waiting", "gauge", "Jobs claimed that do not decode yet."),
-        ("capacity", "gauge", "Rows that decode together at most."),
-    ):
-        samples = ((_labels(worker), worker[name]) for worker in workers)
-        lines += _family(f"mlx_rq_worker_{name}", kind, help_text, samples)
-    for name, help_text in (
-        ("tasks", "Jobs taken."),
-        ("prompt_tokens", "Tokens of all prompts."),
-        ("prefilled_tokens", "Prompt tokens computed."),
-        ("decoded_tokens", "Tokens generated."),
-        ("prefill_seconds", "Seconds spent on prompts."),
-        ("decode_seconds", "Seconds spent on generation."),
-    ):
-        samples = ((_labels(worker), worker["totals"][name]) for worker in workers)
-        lines += _family(f"mlx_rq_worker_{name}_total", "counter", help_text, samples)
-    return "\n".join(lines) + "\n"
+    return generate_latest(_Counts(overview, requests))
 
 
-def _labels(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+class _Counts(Collector):
+    """The counts of one moment; none is kept in the process."""
+
+    def __init__(self, overview: Mapping[str, Any], requests: Requests) -> None:
+        self._queues, self._workers = overview["queues"], overview["workers"]
+        self._requests = requests
+
+    def collect(self) -> Iterator[Metric]:
+        requests, workers = self._requests, self._workers
+        yield _counter("mlx_rq_http_requests", "Requests answered.", requests.samples())
+        yield _gauge(
+            "mlx_rq_http_waiting", "Clients that wait for a job.", [({}, requests.waiting)]
+        )
+        yield _gauge("mlx_rq_jobs", "Jobs that Redis holds.", self._jobs())
+        yield _gauge("mlx_rq_workers", "Live workers.", [({}, len(workers))])
+        for name, help_text in (
+            ("running", "Jobs that decode."),
+            ("waiting", "Jobs claimed that do not decode yet."),
+            ("capacity", "Rows that decode together at most."),
+        ):
+            samples = ((_labels(worker), worker[name]) for worker in workers)
+            yield _gauge(f"mlx_rq_worker_{name}", help_text, samples)
+        for name, help_text in (
+            ("tasks", "Jobs taken."),
+            ("prompt_tokens", "Tokens of all prompts."),
+            ("prefilled_tokens", "Prompt tokens computed."),
+            ("decoded_tokens", "Tokens generated."),
+            ("prefill_seconds", "Seconds spent on prompts."),
+            ("decode_seconds", "Seconds spent on generation."),
+        ):
+            samples = ((_labels(worker), worker["totals"][name]) for worker in workers)
+            yield _counter(f"mlx_rq_worker_{name}", help_text, samples)
+
+    def _jobs(self) -> Iterator[Sample]:
+        for queue in self._queues:
+            for state in ("queued", "in_progress", "completed", "failed", "cancelled"):
+                labels = {"model": queue["model"], "priority": queue["priority"], "status": state}
+                yield labels, queue[state]
+
+
+def _labels(worker: Mapping[str, Any]) -> dict[str, str]:
     return {"worker": worker["name"], "model": worker["model"]}
 
 
-def _family(name: str, kind: str, help_text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield f"# HELP {name} {help_text}"
-    yield f"# TYPE {name} {kind}"
+def _gauge(name: str, help_text: str, samples: Iterable[Sample]) -> Metric:
+    return _filled(Metric(name, help_text, "gauge"), name, samples)
+
+
+def _counter(name: str, help_text: str, samples: Iterable[Sample]) -> Metric:
+    return _filled(Metric(name, help_text, "counter"), f"{name}_total", samples)
+
+
+def _filled(metric: Metric, name: str, samples: Iterable[Sample]) -> Metric:
     for labels, value in samples:
-        inside = ",".join(f'{label}="{_escape(str(text))}"' for label, text in labels.items())
-        yield f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        metric.add_sample(name, labels, value)
+    return metric

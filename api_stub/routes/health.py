@@ -5,10 +5,11 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.errors import ApiError
-from mlx_rq.api_stub.metrics import CONTENT_TYPE, exposition
+from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import ANY_MODEL
@@ -47,7 +48,7 @@ async def health(service: TheService) -> JSONResponse:
 async def metrics(service: TheService) -> PlainTextResponse:
     """Give the counts of the server, the queues and the workers to Prometheus."""
     state = await run_in_threadpool(_overview, service)
-    return PlainTextResponse(exposition(state, service.requests), media_type=CONTENT_TYPE)
+    return PlainTextResponse(exposition(state, service.requests), media_type=CONTENT_TYPE_LATEST)
 
 
 def _models(service: Service) -> dict[str, dict[str, Any]]:

@@ -248,8 +248,10 @@ def test_health_models_and_metrics(server: RunningServer, start_worker: StartWor
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
     server.http.get(f"/v1/jobs/{job_id}?wait=20")
     assert server.http.get("/health").json()["status"] == "ok"
-    text = server.http.get("/metrics").text
-    assert 'mlx_rq_http_requests_total{method="POST",path="/v1/jobs",status="202"} 1\n' in text
-    jobs = 'mlx_rq_jobs{model="default",priority="default",status="completed"} 1\n'
+    scraped = server.http.get("/metrics")
+    assert scraped.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
+    text = scraped.text
+    assert 'mlx_rq_http_requests_total{method="POST",path="/v1/jobs",status="202"} 1.0\n' in text
+    jobs = 'mlx_rq_jobs{model="default",priority="default",status="completed"} 1.0\n'
     assert jobs in text
-    assert "mlx_rq_workers 1\n" in text
+    assert "mlx_rq_workers 1.0\n" in text
