@@ -25,6 +25,9 @@ from mlx_rq.jobs.openai.schemas import Schema
 _NOT_ASCII = re.compile("[\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\U00010000-\U000efffd]")
 """The characters that an IRI may have, and a URI not (RFC 3987, `ucschar`)."""
 
+_NO_PATTERN = (regex.error, RecursionError, OverflowError)
+"""What compiling raises for what is no pattern."""
+
 _SECONDS = 0.5
 """For all searches in one value together: a schema may have many patterns, a value many texts."""
 
@@ -38,7 +41,7 @@ class Patterns:
         for pattern in _patterns(schema):
             try:
                 self._compiled[pattern] = regex.compile(pattern)
-            except (regex.error, RecursionError, OverflowError):
+            except _NO_PATTERN:
                 continue  # where it is needed, the value says so; it may be no pattern at all
 
     @contextmanager
@@ -113,13 +116,20 @@ def bounded(draft: type[Validator]) -> type[Validator]:
 
 @cache
 def formats(draft: type[Validator]) -> FormatChecker:
-    """Gives a draft's formats, IRIs by way of the URIs that they can be written as.
+    """Gives a draft's formats: patterns as they are searched with, IRIs as URIs.
 
-    jsonschema reads them with a parser that takes some milliseconds for each character.
+    `re`, which jsonschema asks, does not know `\\p{L}`, which the constraint engine enforces. For
+    IRIs it has a parser that takes some milliseconds for each character; here they are read by way
+    of the URIs that they can be written as.
     """
     known = draft.FORMAT_CHECKER
     checker = FormatChecker(formats=())
     checker.checkers = dict(known.checkers)
+
+    @checker.checks("regex", raises=_NO_PATTERN)
+    def is_pattern(value: object) -> bool:
+        return not isinstance(value, str) or bool(regex.compile(value))
+
     for uri in ("uri", "uri-reference"):
         iri = uri.replace("uri", "iri")
         if iri in known.checkers:

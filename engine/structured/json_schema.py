@@ -33,7 +33,8 @@ class Check:
     def __init__(self, schema: Schema) -> None:
         draft = validator_for(schema, default=Draft202012Validator)
         try:
-            draft.check_schema(dict(schema))
+            check: Any = draft.check_schema  # whose stubs know no format checker
+            check(dict(schema), format_checker=formats(draft))
         except SchemaError as error:
             raise SchemaFault(_message(error)) from None
         self._patterns = Patterns(schema)
