@@ -4,15 +4,14 @@ One `step()` does a bounded piece of each kind of work, so that sequences go on 
 prompts are prefilled: a chunk of each prefix that the next prefill batch stands on, the admission
 of one prefill batch, one decode step.
 
-The way of a sequence: `add` renders it → the schedule gives it a
-place → `_admit` hands it to those that run, with its prefix → `decode` collects its tokens →
-`_finish` makes its task's outcome.
+The way of a sequence: `add` renders it → `_start_compiled` has it wait, once its grammar is there →
+`_schedule` admits it to the batch, with its prefix → `decode` collects its tokens → `_answers`
+makes its task's outcome. `SequenceTable` knows where each one is.
 """
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
@@ -24,11 +23,13 @@ from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
 from mlx_rq.engine.output.response import WRITERS, answer
-from mlx_rq.engine.scheduling.prompt_logprobs import PromptLogprobs
+from mlx_rq.engine.scheduling.integrity import check
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
 from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
+from mlx_rq.engine.scheduling.sequences import SequenceTable, TaskSequences
 from mlx_rq.engine.scheduling.sequential import can_batch
+from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.structured.output_format import OutputFormats
 from mlx_rq.engine.text.token_bytes import TokenBytes
 from mlx_rq.jobs.openai.errors import RequestError
@@ -57,13 +58,8 @@ class MLXEngine:
         self._options = options
         self._batch_size = options.batch_size
         self._clock = clock
-        self._tasks: dict[str, Task] = {}
-        self._sequences: dict[str, list[TokenSequence]] = {}  # of every task that has not ended
         self._output_formats = OutputFormats(model, close_json=options.close_json)
         self._token_bytes = TokenBytes(model.tokenizer)
-        self._prompt_logprobs = PromptLogprobs()
-        self._compiling: list[TokenSequence] = []  # sequences whose grammars are not compiled yet
-        self._sequential: deque[TokenSequence] = deque()  # one at a time, after an error
         self._scheduler = Scheduler(
             batch_size=options.batch_size,
             min_prefix_tokens=options.min_prefix_tokens,
@@ -73,6 +69,7 @@ class MLXEngine:
         self._running = RunningBatch(
             model.model, options, self._totals, batches=batches, clock=clock
         )
+        self._sequences = SequenceTable(self._scheduler, self._running, self._totals)
 
     @property
     def model_id(self) -> str:
@@ -99,14 +96,22 @@ class MLXEngine:
     @property
     def in_flight(self) -> set[str]:
         """Ids of the tasks that the next step computes for: those at fault, should it abort."""
-        sequences = [*self._running, *islice(self._sequential, 1)]
-        if (scored := self._prompt_logprobs.head) is not None:
+        sequences = [*self._running, *self._sequences.next_sequential]
+        if (scored := self._sequences.prompt_logprobs.head) is not None:
             sequences.append(scored)
-        if not self._sequential and (batch := self._scheduler.head(self._clock())) is not None:
+        if (
+            not self._sequences.sequential
+            and (batch := self._scheduler.head(self._clock())) is not None
+        ):
             full = len(self._running) >= self._batch_size
             if not (full and all(map(self._running.prefix_cache.holds, batch.prefixes))):
                 sequences += islice(batch.sequences, self._batch_size)
-        return {sequence.task_id for sequence in self._asked_for(sequences)}
+        return {sequence.task_id for sequence in self._sequences.asked_for(sequences)}
+
+    @property
+    def task_ids(self) -> Collection[str]:
+        """Ids of the tasks that have not ended."""
+        return self._sequences.tasks.keys()
 
     @property
     def running(self) -> int:
@@ -114,16 +119,12 @@ class MLXEngine:
 
     @property
     def waiting(self) -> int:
-        waiting = len(self._scheduler) + len(self._sequential) + len(self._compiling)
-        return waiting + len(self._prompt_logprobs)
+        return self._sequences.waiting
 
     @property
     def totals(self) -> Totals:
-        totals, prefix_cache, counters = (
-            self._totals,
-            self._running.prefix_cache,
-            self._running.counters,
-        )
+        totals, running = self._totals, self._running
+        prefix_cache, counters = running.prefix_cache, running.counters
         return replace(
             totals,
             distinct_tokens=self._scheduler.distinct_tokens,
@@ -138,9 +139,7 @@ class MLXEngine:
         )
 
     def kv_in_use(self) -> tuple[int, int]:
-        """Bytes of KV held now, and the least that would do: each token of prefixes and
-        sequences once.
-        """
+        """Bytes of KV held now, and the least that would do: each token held once."""
         return self._running.kv_in_use()
 
     def add(self, tasks: Sequence[Task]) -> list[Outcome]:
@@ -150,13 +149,49 @@ class MLXEngine:
             sequences = self._rendered(task)
             if isinstance(sequences, Outcome):
                 ended.append(sequences)
-                continue
-            self._tasks[task.id] = task
-            self._sequences[task.id] = sequences
-            self._compiling += [sequence for sequence in sequences if sequence.budget > 0]
-            self._prompt_logprobs.add(sequences)
-            self._totals.tasks += 1
-        return ended + self._schedule_compiled()
+            else:
+                self._sequences.add(task, sequences)
+        return ended + self._start_compiled()
+
+    def cancel(self, task_id: str) -> None:
+        """Forgets a task; a running sequence goes on as long as duplicates wait for its answer."""
+        self._sequences.cancel(task_id)
+
+    def step(self) -> list[Outcome]:
+        """Does a bounded piece of work and returns the tasks that ended by it."""
+        if not self._running and not self.waiting:
+            return []
+        ended = self._score_prompt()
+        if not self._running and self.waiting == len(self._sequences.compiling) > 0:
+            self._output_formats.wait()
+        try:
+            self._sequences.make_room()
+            self._schedule()
+            finished = self._running.decode()
+        except Exception as error:
+            return ended + self._recover(error)
+        complete = [entry for one in finished for entry in self._sequences.finish(one)]
+        ended += self._answers(complete)
+        # At the end: whoever asks before the next step who is in flight is told of them.
+        return ended + self._start_compiled()
+
+    def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
+        """Tells what tasks have said so far, but for those that said nothing yet or ended."""
+        leaders = {
+            duplicate: sequence for sequence in self._running for duplicate in sequence.duplicates
+        }
+        said = {
+            task_id: partials(entry.sequences, leaders)
+            for task_id in task_ids
+            if (entry := self._sequences.tasks.get(task_id)) is not None
+        }
+        return {task_id: told for task_id, told in said.items() if told}
+
+    def check(self) -> None:
+        """Raises IntegrityError where tasks, states, indexes, KV and counters do not agree."""
+        check(self._sequences, self.totals)
+
+    # The parts of a step, in the order of a sequence's way.
 
     def _rendered(self, task: Task) -> list[TokenSequence] | Outcome:
         """Makes a task's sequences; its outcome where there is nothing to generate."""
@@ -171,178 +206,101 @@ class MLXEngine:
             return ended_by(error, task)
         return sequences
 
-    def _schedule_compiled(self) -> list[Outcome]:
-        """Has the sequences planned whose grammars are compiled by now; the others go on
-        waiting.
-        """
+    def _start_compiled(self) -> list[Outcome]:
+        """Has the sequences wait for the batch whose grammars are compiled by now."""
         refused = []
-        for sequence in [sequence for sequence in self._compiling if sequence.output_format.ready]:
-            if sequence not in self._compiling:
+        for sequence in [one for one in self._sequences.compiling if one.output_format.ready]:
+            if sequence.state is not State.COMPILING:
                 continue  # another choice of the same task was refused
             try:
                 sequence.start()
             except RequestError as error:
-                refused.append(refusal(self._tasks[sequence.task_id], error))
+                refused.append(refusal(self._sequences.tasks[sequence.task_id].task, error))
                 self.cancel(sequence.task_id)
             else:
-                self._compiling.remove(sequence)
-                self._scheduler.add([sequence])
+                self._sequences.compiled(sequence)
         return refused
 
-    def cancel(self, task_id: str) -> None:
-        """Forgets a task; a running sequence goes on as long as others wait for it as their
-        duplicate.
-        """
-        self._tasks.pop(task_id, None)
-        gone = set(self._sequences.pop(task_id, ()))
-        self._scheduler.remove(gone)
-        self._prompt_logprobs.remove(gone)
-        self._compiling = [sequence for sequence in self._compiling if sequence not in gone]
-        self._sequential = deque(sequence for sequence in self._sequential if sequence not in gone)
-        self._running.keep(self._is_asked_for)
-
-    def _is_asked_for(self, sequence: TokenSequence) -> bool:
-        """Says whether a task waits for this very sequence, not only for one of its name."""
-        return sequence in self._sequences.get(sequence.task_id, ())
-
-    def _asked_for(self, sequences: Iterable[TokenSequence]) -> Iterator[TokenSequence]:
-        """Gives those of the sequences, and of the duplicates that wait for their answers, that
-        count.
-        """
-        return (
-            one
-            for sequence in sequences
-            for one in (sequence, *sequence.duplicates)
-            if self._is_asked_for(one)
-        )
-
-    def step(self) -> list[Outcome]:
-        """Does a bounded piece of work and returns the tasks that ended by it."""
-        if not self._running and not self.waiting:
-            return []
-        ended = self._measure_prompts()
-        if not self._running and self.waiting == len(self._compiling) > 0:
-            self._output_formats.wait()
-        try:
-            for sequence in self._running.make_room():
-                self._put_back(sequence)
-            self._admit()
-            finished = self._running.decode()
-        except Exception as error:
-            return ended + self._recover(error)
-        ended += [outcome for sequence in finished for outcome in self._finish(sequence)]
-        # At the end: whoever asks before the next step who is in flight is told of them.
-        return ended + self._schedule_compiled()
-
-    def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
-        """Tells what tasks have said so far, but for those that said nothing yet or ended."""
-        leaders = {
-            duplicate: sequence for sequence in self._running for duplicate in sequence.duplicates
-        }
-        said = {
-            task_id: partials(self._sequences[task_id], leaders)
-            for task_id in task_ids
-            if task_id in self._sequences
-        }
-        return {task_id: told for task_id, told in said.items() if told}
-
-    def _measure_prompts(self) -> list[Outcome]:
+    def _score_prompt(self) -> list[Outcome]:
         """Scores a chunk of a prompt whose own logprobs are asked for."""
-        sequence = self._prompt_logprobs.head
+        prompts = self._sequences.prompt_logprobs
+        sequence = prompts.head
         if sequence is None:
             return []
         try:
-            scored = self._prompt_logprobs.advance()
+            scored = prompts.advance()
             self._totals.prefilled_tokens += scored
             self._totals.positions_computed += scored
         except Exception as error:
             logger.error("the engine raised at a prompt's logprobs", exc_info=error)
             self.cancel(sequence.task_id)
             return [failure(sequence.task_id, error)]
-        return self._complete(sequence.task_id)
+        return self._answers(self._sequences.complete(sequence.task_id))
 
-    def _admit(self) -> None:
-        """Builds a chunk of the next prefill batch's prefix; hands its sequences over once there
-        is room.
-        """
-        if not self._running.takes_sequences:
+    def _schedule(self) -> None:
+        """Prefills a chunk of the next batch's prefix; admits its sequences once there is room."""
+        sequences, running = self._sequences, self._running
+        if not running.takes_sequences:
             return
-        if self._sequential:
-            if not self._running:
-                self._running.add([self._sequential.popleft()], None)
+        if sequences.sequential:
+            if not running:
+                sequences.admit(sequences.next_sequential)
             return
         batch = self._scheduler.head(self._clock())
         if batch is None:
             return
         prefix = None
         for key in batch.prefixes:  # ahead of the room, so that sequences need not wait for it then
-            prefix = self._running.prefix_cache.build(key)
+            prefix = running.prefix_cache.build(key)
             if prefix is None:
                 return  # not whole yet
-        free = self._batch_size - len(self._running)
+        free = self._batch_size - len(running)
         enough = min(len(batch.sequences), max(1, self._batch_size // _ADMIT_SHARE))
-        if self._running and free < enough:
+        if running and free < enough:
             return
         # Only now: memory is made for sequences that can come in, and nothing is looked up in vain.
         candidates = list(islice(batch.sequences, free))
-        room, shared = self._running.room_for(candidates, prefix, self._scheduler.prefixes)
-        if room >= enough or not self._running:
-            sequences = self._scheduler.take(max(1, room))
+        room, shared = running.room_for(candidates, prefix, self._scheduler.prefixes)
+        if room >= enough or not running:
+            admitted = list(islice(batch.sequences, max(1, room)))
             if prefix is None:
-                prefix, shared = self._running.held_for(sequences)
-            self._running.add(sequences, prefix, shared)
+                prefix, shared = running.held_for(admitted)
+            sequences.admit(admitted, prefix, shared)
 
-    def _put_back(self, sequence: TokenSequence) -> None:
-        """Has a sequence wait again; its duplicates, too, since they ask from the prompt on, it
-        no more.
-        """
-        self._scheduler.add(self._asked_for([sequence]))
-
-    def _finish(self, sequence: TokenSequence) -> list[Outcome]:
-        """Gives the outcomes of the tasks that this sequence, and its duplicates, complete."""
-        for duplicate in sequence.duplicates:
-            duplicate.answer_as(sequence)
-            duplicate.cached_tokens = len(duplicate.prompt)
-        task_ids = dict.fromkeys(sequence.task_id for sequence in (sequence, *sequence.duplicates))
-        return [outcome for task_id in task_ids for outcome in self._complete(task_id)]
-
-    def _complete(self, task_id: str) -> list[Outcome]:
-        """Gives the outcome of a task once all of its sequences are done."""
-        sequences = self._sequences.get(task_id)
-        if not sequences or not all(sequence.done for sequence in sequences):
-            return []
-        del self._sequences[task_id]
-        self._prompt_logprobs.remove(sequences)
-        task = self._tasks.pop(task_id)
-        try:
-            names = {"model_id": self.model_id, "fingerprint": self.fingerprint}
-            return [Outcome(task_id, answer(task, sequences, self._token_bytes, **names))]
-        except Exception as error:  # its text cannot be taken apart: it is this task's alone
-            return [ended_by(error, task)]
+    def _answers(self, complete: Iterable[TaskSequences]) -> list[Outcome]:
+        """Writes the answers of tasks that are complete."""
+        names = {"model_id": self.model_id, "fingerprint": self.fingerprint}
+        outcomes = []
+        for task, sequences in complete:
+            try:
+                result = answer(task, sequences, self._token_bytes, **names)
+                outcomes.append(Outcome(task.id, result))
+            except Exception as error:  # its text cannot be taken apart: it is this task's alone
+                outcomes.append(ended_by(error, task))
+        return outcomes
 
     def _recover(self, error: Exception) -> list[Outcome]:
         """Finds the task that makes the engine raise: all that were in flight go on, one at a time.
 
         A task that was alone when it raised is the one at fault, and fails.
         """
-        suspects = list(self._running)
+        suspects = list(self._running) or self._sequences.next_sequential
         if not suspects and (batch := self._scheduler.head(self._clock())):
             suspects = list(batch.sequences)
         if not suspects:
             raise error  # nothing can be left out: the worker starts afresh
-        task_ids = dict.fromkeys(sequence.task_id for sequence in self._asked_for(suspects))
-        tasks = [self._tasks[task_id] for task_id in task_ids]
+        task_ids = dict.fromkeys(one.task_id for one in self._sequences.asked_for(suspects))
+        tasks = [self._sequences.tasks[task_id].task for task_id in task_ids]
         logger.error("the engine raised with %d tasks in flight", len(tasks), exc_info=error)
-        self._running.give_up()
-        self._scheduler.remove(suspects)
+        self._sequences.abandon()
+        for task in tasks:
+            self.cancel(task.id)
         if len(tasks) == 1:
-            self.cancel(tasks[0].id)
             return [failure(tasks[0].id, error)]
-        return [outcome for task in tasks for outcome in self._begin_sequential(task)]
+        return [outcome for task in tasks for outcome in self._restart(task)]
 
-    def _begin_sequential(self, task: Task) -> list[Outcome]:
+    def _restart(self, task: Task) -> list[Outcome]:
         """Begins a task again, to be generated by itself; gives its outcome where that fails."""
-        self.cancel(task.id)
         sequences = self._rendered(task)
         if isinstance(sequences, Outcome):
             return [sequences]
@@ -351,7 +309,5 @@ class MLXEngine:
                 sequence.start()
         except RequestError as error:
             return [refusal(task, error)]
-        self._tasks[task.id], self._sequences[task.id] = task, sequences
-        self._sequential.extend(sequences)
-        self._prompt_logprobs.add(sequences)
+        self._sequences.restart(task, sequences)
         return []

@@ -62,6 +62,10 @@ class Totals:
     prefixes_evicted: int = 0
 
 
+class IntegrityError(Exception):
+    """What is known of jobs and sequences contradicts itself; the message says where."""
+
+
 class Engine(Protocol):
     """Turns tasks into outcomes, many at a time. Used from one thread only."""
 
@@ -95,6 +99,13 @@ class Engine(Protocol):
     @property
     def in_flight(self) -> Collection[str]:
         """Ids of the tasks that the next step computes for: those at fault, should it abort."""
+
+    @property
+    def task_ids(self) -> Collection[str]:
+        """Ids of the tasks that have not ended."""
+
+    def check(self) -> None:
+        """Raises IntegrityError where what the engine holds contradicts itself."""
 
     def throttle(self, share: float) -> None:
         """Uses only a part (0 to 1) of the sequences and the memory that there are, from now on."""

@@ -13,14 +13,14 @@ the one below it, too, and takes memory only for what it adds.
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_rq.engine.kv.sharing import Caches, built_on, frozen, referring, worth
+from mlx_rq.engine.kv.sharing import Caches, built_on, frozen, own_bytes, referring, worth
 
 _TOKEN_BYTES = array("I").itemsize
 _FORGETTING_SECONDS = 3600.0
@@ -103,10 +103,14 @@ class PrefixCache:
         self._goal: Key = b""
         self.prefilled_tokens = 0
         self.prefill_seconds = 0.0
+        self.built = 0
         self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __iter__(self) -> Iterator[CachedPrefix]:
+        return iter(self._held.values())
 
     @property
     def shared(self) -> bool:
@@ -184,6 +188,7 @@ class PrefixCache:
         self._freeze(prefix)
         prefix.last_used = self._clock()
         self._held[key] = prefix
+        self.built += 1
         return prefix
 
     def abandon(self) -> None:
@@ -212,9 +217,9 @@ class PrefixCache:
                 keys, values = cache.keys_and_values()
                 cache.keys, cache.values = mx.contiguous(keys), mx.contiguous(values)
         mx.eval([cache.state for cache in prefix.caches])
-        prefix.nbytes = sum(cache.nbytes for cache in prefix.caches)
+        prefix.nbytes = own_bytes(prefix.caches)
 
-    def shrink(
+    def evict(
         self, nbytes: int, *, keep: frozenset[Key], in_use: Iterable[CachedPrefix] = ()
     ) -> bool:
         """Evicts the least valuable prefixes until all take at most `nbytes`; says whether they do.

@@ -45,19 +45,23 @@ def frozen(built: Caches, below: Caches | None = None) -> tuple[Caches, int]:
     Of what is in the caches of the prefix `below`, the parts are referred to; the tokens beyond it
     become a part of their own. The bytes are those that came with this prefix.
     """
-    prefix, nbytes = [], 0
+    prefix: Caches = []
     for layer, cache in enumerate(built):
         if can_share(cache):
             chain = () if below is None else below[layer].chain
             part = _part(cache, start=depth(chain))
             mx.eval(part.keys, part.values)
             prefix.append(SharedKVCache((*chain, part)))
-            nbytes += part.nbytes
         else:
             mx.eval(cache.state)
             prefix.append(cache)
-            nbytes += cache.nbytes
-    return prefix, nbytes
+    return prefix, own_bytes(prefix)
+
+
+def own_bytes(prefix: Caches) -> int:
+    """Counts the bytes of a prefix's caches, without those of the prefix that it refers to."""
+    shared = (cache.chain[-1].nbytes for cache in prefix if isinstance(cache, SharedKVCache))
+    return sum((*shared, *(int(cache.nbytes) for cache in prefix)))
 
 
 def can_share(cache: Any) -> bool:

@@ -128,7 +128,7 @@ class KVBudget:
         for sequence in more:
             sizes.append((self._reserved(sequence), shared_tokens))
             room = int(self.share * self.nbytes) - self._needed(sizes)
-            if not prefix_cache.shrink(room, keep=keep, in_use=referred_to(running)):
+            if not prefix_cache.evict(room, keep=keep, in_use=referred_to(running)):
                 break
             count += 1
         return count
@@ -156,7 +156,7 @@ class KVBudget:
             for sequence in running
         ]
         room = int(self.share * self.nbytes) - self._needed(sizes)
-        return not prefix_cache.shrink(room, keep=frozenset(), in_use=referred_to(running))
+        return not prefix_cache.evict(room, keep=frozenset(), in_use=referred_to(running))
 
 
 def referred_to(sequences: Iterable[TokenSequence]) -> list[CachedPrefix]:

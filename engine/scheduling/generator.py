@@ -26,6 +26,7 @@ from mlx_lm.generate import (
     StopSequences,
 )
 from mlx_lm.generate_utils import BatchCounters
+from mlx_lm.models.cache import CacheList
 from mlx_lm.sample_utils import greedy_sampler
 
 from mlx_rq.engine.kv.sharing import Caches, sequence_caches
@@ -34,7 +35,7 @@ from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
 
 
 class _DecodeBatch(GenerationBatch):
-    """Sequences that decode together; their samplers are RowSamplers."""
+    """Sequences that decode together; their samplers are SequenceSamplers."""
 
     samplers: list[SequenceSampler]  # type: ignore[assignment]
     _next_logprobs: list[Pending | None]
@@ -56,7 +57,7 @@ class _DecodeBatch(GenerationBatch):
         return tokens, read(measured)
 
     def extract_cache(self, idx: int) -> list[Any]:
-        """Gives no cache with a finished row: nobody continues it."""
+        """Gives no cache with a finished sequence: nobody continues it."""
         return []
 
 
@@ -141,6 +142,28 @@ class SharingBatchGenerator(BatchGenerator):
         return uids
 
     @property
+    def sequence_uids(self) -> list[int]:
+        """The sequences by their uids, whether they are to be prefilled yet or decode."""
+        unprocessed = [sequence[0] for sequence in self._unprocessed_sequences]
+        return [*unprocessed, *self._prompt_batch.uids, *self._generation_batch.uids]
+
+    @property
+    def cached_sequences(self) -> set[int]:
+        """How many sequences the layers' caches hold, those counted in that bring their own."""
+        prefilling = {_sequences_in(cache) for cache in self._prompt_batch.prompt_cache} or {0}
+        decoding = {_sequences_in(cache) for cache in self._generation_batch.prompt_cache} or {0}
+        unprocessed = len(self._unprocessed_sequences)
+        return {unprocessed + some + more for some in prefilling for more in decoding}
+
+    @property
     def prefilling(self) -> int:
         """Sequences inserted whose first token is not decided yet."""
         return len(self._unprocessed_sequences) + len(self._prompt_batch)
+
+
+def _sequences_in(cache: Any) -> int:
+    """Counts the sequences in one layer's cache."""
+    if isinstance(cache, CacheList):
+        cache = cache.caches[0]
+    offset = getattr(cache, "offset", None)
+    return offset.shape[0] if isinstance(offset, mx.array) else int(cache.batch_size)

@@ -1,7 +1,7 @@
 """Goes through prompts whose own logprobs are asked for, a chunk at a time beside other work."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 
@@ -14,6 +14,9 @@ class PromptLogprobs:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return iter(self._sequences)
 
     @property
     def head(self) -> TokenSequence | None:

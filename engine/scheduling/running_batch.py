@@ -1,8 +1,7 @@
-"""The sequences that are being generated: the batch, the prefixes that they stand on, and their
-memory.
+"""The batch: the sequences that are being generated, the prefixes below them, and their memory.
 
 The engine decides which sequences come in, and when; here is whether there is room for them, on
-what they stand, and what a step makes of them.
+what they stand, and what a step makes of them. Who comes and goes is said by `SequenceTable` alone.
 """
 
 import time
@@ -71,14 +70,27 @@ class RunningBatch:
         return iter(self._sequences.values())
 
     @property
+    def uids(self) -> list[int]:
+        """The generator's names of the sequences."""
+        return list(self._sequences)
+
+    @property
+    def generator_uids(self) -> list[int]:
+        """The names of the sequences that the generator has by its own account."""
+        return self._generator.sequence_uids
+
+    @property
+    def cached_sequences(self) -> set[int]:
+        """How many sequences the layers' caches hold: the same number in all of them."""
+        return self._generator.cached_sequences
+
+    @property
     def takes_sequences(self) -> bool:
         """Whether those that came in before are prefilled, so that others may follow."""
         return not self._generator.prefilling
 
     def kv_in_use(self) -> tuple[int, int]:
-        """Bytes of KV held now, and the least that would do: each token of prefixes and
-        sequences once.
-        """
+        """Bytes of KV held now, and the least that would do: each token held once."""
         sequences = sum(len(sequence.tokens) - sequence.depth for sequence in self)
         least = self.memory.cost.bytes(1, sequences + self.prefix_cache.distinct_tokens)
         return self.prefix_cache.nbytes + self._generator.prompt_cache_nbytes, least
@@ -86,8 +98,7 @@ class RunningBatch:
     def room_for(
         self, sequences: Sequence[TokenSequence], prefix: CachedPrefix | None, keep: frozenset[Key]
     ) -> tuple[int, CachedPrefix | None]:
-        """Counts the sequences for which there is memory; says to what of their prefix they are to
-        refer.
+        """Counts the sequences that there is memory for; says to what of `prefix` they refer.
 
         Prefixes are evicted for them, except those to `keep`.
         """
@@ -102,9 +113,7 @@ class RunningBatch:
     def held_for(
         self, sequences: Sequence[TokenSequence]
     ) -> tuple[CachedPrefix | None, CachedPrefix | None]:
-        """A prefix of an earlier window that a lone sequence begins with, and what of it to
-        refer to.
-        """
+        """An earlier window's prefix that a lone sequence begins with; what of it to refer to."""
         if len(sequences) != 1:
             return None, None
         tokens = sequences[0].tokens
@@ -120,16 +129,9 @@ class RunningBatch:
         prefix: CachedPrefix | None,
         shared: CachedPrefix | None = None,
     ) -> None:
-        """Takes sequences in that stand on `prefix`; of its KV, they refer to that of `shared`."""
+        """Prefills sequences that stand on `prefix`; of its KV, they refer to that of `shared`."""
         depth = 0 if prefix is None else prefix.depth
         suffixes = [sequence.tokens[depth:] for sequence in sequences]
-        for sequence in sequences:
-            sequence.depth, sequence.shared = depth, shared
-            sequence.cached_tokens = min(depth, len(sequence.prompt))
-        if prefix is not None:
-            # The first to use a new prefix is the one that it was computed for.
-            sequences[0].cached_tokens = max(0, sequences[0].cached_tokens - prefix.uncharged)
-            self.prefix_cache.use(prefix, len(sequences))
         uids = self._generator.insert_sequences(
             suffixes,
             samplers=[sequence.sampler for sequence in sequences],
@@ -140,73 +142,45 @@ class RunningBatch:
         self._sequences.update(zip(uids, sequences, strict=True))
         totals = self._totals
         totals.sequences_sharing += 0 if shared is None else len(sequences)
-        totals.prompt_tokens += sum(
-            len(one.prompt) for sequence in sequences for one in (sequence, *sequence.duplicates)
-        )
         totals.prefilled_tokens += sum(map(len, suffixes))
         totals.positions_computed += len(sequences) * max(map(len, suffixes))
 
-    def keep(self, asked_for: Callable[[TokenSequence], bool]) -> None:
-        """Takes out the sequences whose answer nobody asks for, neither for itself nor for a
-        duplicate.
-        """
-        for sequence in self:
-            sequence.duplicates = [
-                duplicate for duplicate in sequence.duplicates if asked_for(duplicate)
-            ]
-        gone = [
-            uid
-            for uid, sequence in self._sequences.items()
-            if not sequence.duplicates and not asked_for(sequence)
-        ]
-        self._take_out(gone)
-
-    def _take_out(self, uids: Sequence[int]) -> list[TokenSequence]:
+    def remove(self, sequences: Sequence[TokenSequence]) -> None:
+        """Takes sequences out of the batch, and their KV out of the memory."""
+        uids = [uid for uid, sequence in self._sequences.items() if sequence in sequences]
         if uids:
             self._generator.remove(uids)
-        return self._let_go(uids)
+        for uid in uids:
+            del self._sequences[uid]
 
-    def _let_go(self, uids: Sequence[int]) -> list[TokenSequence]:
-        sequences = [self._sequences.pop(uid) for uid in uids]
-        for sequence in sequences:
-            sequence.shared = None  # else the prefix's memory would be held as long as the task
-        return sequences
+    @property
+    def outgrown(self) -> bool:
+        """Whether sequences have to make room, though every prefix were evicted."""
+        return self.memory.outgrown(self._sequences.values(), self.prefix_cache)
 
-    def make_room(self) -> list[TokenSequence]:
-        """Takes out the sequences that the memory is too small for by now, the newest first."""
-        out = []
-        while self.memory.outgrown(self._sequences.values(), self.prefix_cache):
-            (sequence,) = self._take_out([max(self._sequences)])
-            sequence.sampler.rewind(sequence.text.tokens)
-            out.append(sequence)
-        self._totals.sequences_preempted += len(out)
-        return out
+    @property
+    def newest(self) -> TokenSequence:
+        """The sequence that came in last."""
+        return self._sequences[max(self._sequences)]
 
     def decode(self) -> list[TokenSequence]:
-        """Does one decode step, beside a piece of prefill; returns the sequences that ended by
-        it.
-        """
+        """Decodes one token, beside a piece of prefill; lets go of the sequences that end by it."""
         _, responses = self._generator.next()
-        finished: list[int] = []
+        finished: list[int] = []  # by the generator, which has let go of them
         stopped: list[int] = []
         for response in responses:
-            sequence = self._sequences[response.uid]
             self._totals.decoded_tokens += 1
-            sequence.finish_reason = response.finish_reason
             measured: Any = response.logprobs  # ours: TokenLogprobs, or None
-            # A stop token is not part of the text; the last token of a spent budget is.
-            if response.finish_reason != "stop" and sequence.add(response.token, measured):
-                sequence.finish_reason = "stop"
-                if response.finish_reason is None:
-                    stopped.append(response.uid)
-                    continue
-            if sequence.finish_reason is not None:
-                finished.append(response.uid)
-        return self._let_go(finished) + self._take_out(stopped)
+            sequence, reason = self._sequences[response.uid], response.finish_reason
+            if sequence.add(response.token, measured, reason):
+                (stopped if reason is None else finished).append(response.uid)
+        if stopped:
+            self._generator.remove(stopped)
+        return [self._sequences.pop(uid) for uid in finished + stopped]
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Forgets all sequences, with the KV that an error may have left half written."""
-        self._let_go(list(self._sequences))
+        self._sequences.clear()
         self._generator.close()  # first: it puts back the wired limit that the next one sets
         self._generator = self._new_generator()
         self.prefix_cache.abandon()

@@ -1,4 +1,4 @@
-"""Which sequences are admitted next: keeps the sequences that wait in the order of the plan.
+"""Which sequences are admitted next: the order of those that wait, by the plan.
 
 All sequences that wait are planned together, again whenever some came or went, so that a late
 sequence still joins the others of its prefix. A sequence that has waited too long goes before all
@@ -6,9 +6,10 @@ others of its priority, however lonely its prefix is.
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from mlx_rq.engine.kv.prefix_cache import Key, key_of
 from mlx_rq.engine.scheduling.prefix_plan import PlannedSequence, distinct_tokens, plan
@@ -17,18 +18,14 @@ from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 @dataclass(slots=True)
 class WaitingBatch:
-    """Sequences that are admitted together, and the prefixes that they stand on, the shortest
-    first.
-    """
+    """Sequences that are admitted together, and the prefixes below them, the shortest first."""
 
     prefixes: tuple[Key, ...]
     sequences: deque[TokenSequence]
 
 
 class Scheduler:
-    """The sequences that wait. A sequence whose answer is another's (the same request) waits as
-    its duplicate.
-    """
+    """The sequences that wait; one whose answer is another's (the same request) as a duplicate."""
 
     def __init__(self, *, batch_size: int, min_prefix_tokens: int, max_wait: float) -> None:
         self._batch_size = batch_size
@@ -36,6 +33,8 @@ class Scheduler:
         self._max_wait = max_wait
         self._sequences: dict[TokenSequence, None] = {}  # an ordered set
         self._batches: deque[WaitingBatch] = deque()
+        self._duplicates: dict[TokenSequence, list[TokenSequence]] = {}
+        self._counted: WeakSet[TokenSequence] = WeakSet()
         self._plan_again = False
         self._next_overdue = math.inf  # when the next sequence will have waited too long
         self.distinct_tokens = 0
@@ -44,22 +43,36 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return iter(self._sequences)
+
     @property
     def prefixes(self) -> frozenset[Key]:
         """The prefixes that sequences wait for."""
         return frozenset(key for batch in self._batches for key in batch.prefixes)
 
-    def add(self, sequences: Iterable[TokenSequence]) -> None:
-        """Takes sequences in."""
-        self._sequences.update(dict.fromkeys(sequences))
+    @property
+    def planned(self) -> Counter[TokenSequence] | None:
+        """How often each sequence is in the plan; None where it has to be planned again."""
+        if self._plan_again:
+            return None
+        generated = [sequence for batch in self._batches for sequence in batch.sequences]
+        duplicates = [one for sequence in generated for one in self.duplicates_of(sequence)]
+        return Counter([*generated, *duplicates])
+
+    def duplicates_of(self, sequence: TokenSequence) -> Sequence[TokenSequence]:
+        """The sequences that wait for the answer of one that waits itself, as of the last plan."""
+        return self._duplicates.get(sequence, ())
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Takes a sequence in."""
+        self._sequences[sequence] = None
         self._plan_again = True
 
-    def remove(self, sequences: Iterable[TokenSequence]) -> None:
-        """Forgets sequences; those that are not here are passed by."""
-        for sequence in sequences:
-            if sequence in self._sequences:
-                del self._sequences[sequence]
-                self._plan_again = True
+    def remove(self, sequence: TokenSequence) -> None:
+        """Forgets a sequence."""
+        del self._sequences[sequence]
+        self._plan_again = True
 
     def head(self, now: float) -> WaitingBatch | None:
         """Gives the prefill batch that is to be admitted next, as far as it was not taken yet."""
@@ -69,19 +82,16 @@ class Scheduler:
             self._batches.popleft()
         return self._batches[0] if self._batches else None
 
-    def take(self, count: int) -> list[TokenSequence]:
-        """Takes up to `count` sequences of the head out, their duplicates with them."""
-        batch = self._batches[0]
-        sequences = [batch.sequences.popleft() for _ in range(min(count, len(batch.sequences)))]
-        for sequence in sequences:
-            for taken in (sequence, *sequence.duplicates):
-                self._sequences.pop(taken, None)
-        return sequences
+    def take(self, sequence: TokenSequence) -> list[TokenSequence]:
+        """Takes out the first sequence of the head; returns its duplicates, out with it."""
+        self._batches[0].sequences.remove(sequence)
+        duplicates = self._duplicates.pop(sequence, [])
+        for taken in (sequence, *duplicates):
+            del self._sequences[taken]
+        return duplicates
 
     def _plan(self, now: float) -> None:
         sequences = list(self._sequences)
-        for sequence in sequences:
-            sequence.duplicates.clear()
         patient = [sequence.since for sequence in sequences if not self._overdue(sequence, now)]
         self._next_overdue = min(patient, default=math.inf) + self._max_wait
         wanted = [self._planned(sequence, now) for sequence in sequences]
@@ -99,16 +109,16 @@ class Scheduler:
             )
             for batch in planned.batches
         )
+        self._duplicates = {}
         for index, original in planned.duplicates.items():
-            sequences[original].duplicates.append(sequences[index])
+            self._duplicates.setdefault(sequences[original], []).append(sequences[index])
         self._plan_again = False
         # Only what is new adds to the count; sequences that were planned before are in it already.
         known = distinct_tokens(
-            [w for w, sequence in zip(wanted, sequences, strict=True) if sequence.counted]
+            [w for w, sequence in zip(wanted, sequences, strict=True) if sequence in self._counted]
         )
         self.distinct_tokens += planned.distinct_tokens - known
-        for sequence in sequences:
-            sequence.counted = True
+        self._counted.update(sequences)
 
     def _overdue(self, sequence: TokenSequence, now: float) -> bool:
         return now - sequence.since > self._max_wait

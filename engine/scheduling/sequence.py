@@ -1,4 +1,4 @@
-"""Turns a task into rows: one for each choice that is to be generated."""
+"""Turns a task into sequences: one for each choice that is to be generated."""
 
 import os
 from collections.abc import Hashable
@@ -12,6 +12,7 @@ from mlx_rq.engine.prompts.truncation import generated_from
 from mlx_rq.engine.sampling.logprobs import PromptScore, TokenLogprobs
 from mlx_rq.engine.sampling.params import SamplingParams
 from mlx_rq.engine.sampling.sampler import SequenceSampler
+from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.structured.constraint import Constraint
 from mlx_rq.engine.structured.output_format import OutputFormat, OutputFormats, Reading
 from mlx_rq.engine.text.detokenizer import SequenceText
@@ -19,9 +20,13 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import Request
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class TokenSequence:
-    """One choice of one task: its prompt, how it chooses, what it has generated."""
+    """One choice of one task: its prompt, how it chooses, what it has generated.
+
+    What it says it writes itself; where it stands (`state`, `depth`, `shared`, `cached_tokens`,
+    `duplicates`) is written by `SequenceTable` alone.
+    """
 
     task_id: str
     rank: int
@@ -33,6 +38,7 @@ class TokenSequence:
     text: SequenceText
     output_format: OutputFormat
     duplicate_key: Hashable | None
+    state: State = State.COMPILING
     prompt_index: int = 0
     cached_tokens: int = 0
     depth: int = 0
@@ -46,10 +52,8 @@ class TokenSequence:
     """One for each token of the text, for sequences that ask."""
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
-    counted: bool = False
-    """Whether a plan has counted its tokens already."""
     duplicates: "list[TokenSequence]" = field(default_factory=list)
-    """Sequences whose answer is this sequence's, since they ask the very same."""
+    """While it runs: the sequences whose answer is its own, since they ask the very same."""
 
     @property
     def constraint(self) -> Constraint | None:
@@ -63,18 +67,28 @@ class TokenSequence:
         """
         self.sampler.constraint = self.output_format.start(self.budget)
 
-    def add(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
-        """Takes in a token of the answer; returns whether the answer is complete with it."""
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
-        stopped = self.text.add(token)
-        return stopped or (self.constraint is not None and self.constraint.done)
+    def add(self, token: int, logprobs: TokenLogprobs | None, reason: str | None) -> bool:
+        """Takes in a decoded token; returns whether the answer ends with it.
+
+        `reason` is why the generator ends with it, if it does. Else a stop string may end the
+        answer, or a constraint that is fulfilled.
+        """
+        self.finish_reason = reason
+        # A stop token is not part of the text; the last token of a spent budget is.
+        if reason != "stop":
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
+            stopped = self.text.add(token)
+            if stopped or (self.constraint is not None and self.constraint.done):
+                self.finish_reason = "stop"
+        return self.finish_reason is not None
 
     def answer_as(self, other: "TokenSequence") -> None:
-        """Takes another sequence's answer for this sequence's."""
+        """Takes another sequence's answer for this sequence's: nothing was computed for it."""
         self.text, self.finish_reason = other.text, other.finish_reason
         self.logprobs = other.logprobs
         self.sampler.constraint = other.constraint
+        self.cached_tokens = len(self.prompt)
 
     def read(self) -> Reading:
         """Takes the finished text apart and validates it; raises InvalidAnswer."""
@@ -93,9 +107,9 @@ class TokenSequence:
         return sent if isinstance(sent, str) else self.text.decode(sent)
 
     @property
-    def done(self) -> bool:
-        """Whether there is nothing more to compute for it."""
-        return self.finish_reason is not None and (self.score is None or self.score.done)
+    def complete(self) -> bool:
+        """Whether there is nothing more to compute for it, its prompt's logprobs included."""
+        return self.state is State.DONE and (self.score is None or self.score.done)
 
     @property
     def shared_tokens(self) -> int:

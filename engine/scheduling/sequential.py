@@ -58,7 +58,7 @@ class _Sequence:
 
 
 class SequentialGenerator:
-    """Does what RowGenerator does, with one sequence at a time."""
+    """Does what SharingBatchGenerator does, with one sequence at a time."""
 
     def __init__(self, model: Module, *, prefill_step: int, counters: BatchCounters) -> None:
         self._model = model
@@ -76,7 +76,7 @@ class SequentialGenerator:
         end_tokens: Sequence[frozenset[int]],
         caches: Caches | None,
     ) -> list[int]:
-        """Adds sequences; returns their uids. See RowGenerator."""
+        """Adds sequences; returns their uids. See SharingBatchGenerator."""
         uids = []
         for prompt, sampler, left, ends in zip(
             prompts, samplers, max_tokens, end_tokens, strict=True
@@ -100,6 +100,16 @@ class SequentialGenerator:
     def prompt_cache_nbytes(self) -> int:
         """Bytes of KV that the sequences hold."""
         return sum(cache.nbytes for sequence in self._sequences for cache in sequence.caches)
+
+    @property
+    def sequence_uids(self) -> list[int]:
+        """The sequences by their uids."""
+        return [sequence.uid for sequence in self._sequences]
+
+    @property
+    def cached_sequences(self) -> set[int]:
+        """How many sequences there are caches of."""
+        return {len(self._sequences)}
 
     @property
     def prefilling(self) -> int:

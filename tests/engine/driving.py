@@ -21,10 +21,11 @@ def task(task_id: str, body: Body, rank: int = 1) -> Task:
 
 
 def finish(engine: MLXEngine, wanted: int, limit: int = 20_000) -> dict[str, Any]:
-    """Steps until so many tasks have ended; gives their results by id."""
+    """Steps until so many tasks have ended; gives their results by id. Checks the engine then."""
     results: dict[str, Any] = {}
     for _ in range(limit):
         if len(results) >= wanted:
+            engine.check()
             return results
         results.update((outcome.id, outcome.result) for outcome in engine.step())
     raise AssertionError(f"only {len(results)} of {wanted} tasks ended")

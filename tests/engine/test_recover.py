@@ -56,13 +56,14 @@ def test_who_is_in_flight_are_those_for_whom_something_is_computed() -> None:
     engine.step()
     engine.cancel("gone")
     engine.cancel("1")
-    running = {sequence.task_id for sequence in engine._running}
+    running = {sequence.task_id for sequence in engine._sequences.running}
 
     assert "0" in running
     assert engine.in_flight >= running | {"same"}
     while engine.running < 4:
         engine.step()
-    assert engine.in_flight == {sequence.task_id for sequence in engine._running} | {"same"}
+    running = {sequence.task_id for sequence in engine._sequences.running}
+    assert engine.in_flight == running | {"same"}
     assert "1" not in engine.in_flight
 
 
@@ -76,7 +77,7 @@ def test_a_job_is_said_in_flight_before_anything_is_computed_for_it() -> None:
     while len(ended) < 2:
         in_flight = set(engine.in_flight)
         ended |= {outcome.id for outcome in engine.step()}
-        assert {sequence.task_id for sequence in engine._running} <= in_flight
+        assert {sequence.task_id for sequence in engine._sequences.running} <= in_flight
 
 
 def test_nothing_is_generated_for_duplicates_that_were_all_cancelled() -> None:
@@ -110,13 +111,11 @@ def test_what_a_sequence_had_said_is_not_taken_for_another_sequences_prompt() ->
     model = tiny_model("llama")
     first = completion([4, 5, 6], max_tokens=12)
     engine = start(model, {"a": first})
-    (sequence,) = engine._sequences["a"]
+    (sequence,) = engine._sequences.tasks["a"].sequences
     while len(sequence.text.tokens) < 3:
         engine.step()
     said = list(sequence.text.tokens)
-    engine._running._take_out([*engine._running._sequences])  # as where the memory is too small
-    sequence.sampler.rewind(sequence.text.tokens)
-    engine._put_back(sequence)
+    engine._sequences.preempt(sequence)  # as where the memory is too small
     second = completion([4, 5, 6, *said], max_tokens=12)
     engine.add([task("b", second)])
 

@@ -147,26 +147,26 @@ def test_what_others_refer_to_is_evicted_last() -> None:
     prefixes, (system, _, section) = three_deep()
     other = build(prefixes, [99] * 20)
 
-    assert not prefixes.shrink(39 * TOKEN, keep=frozenset(), in_use=[system])
+    assert not prefixes.evict(39 * TOKEN, keep=frozenset(), in_use=[system])
     assert len(prefixes) == 4
-    assert prefixes.shrink(70 * TOKEN, keep=frozenset({other.key}), in_use=[system])
+    assert prefixes.evict(70 * TOKEN, keep=frozenset({other.key}), in_use=[system])
     assert (prefixes.nbytes, prefixes.evicted) == (60 * TOKEN, 2)  # section, then document
-    assert prefixes.shrink(0, keep=frozenset())
+    assert prefixes.evict(0, keep=frozenset())
     assert len(prefixes) == 0
 
     prefixes, (_, _, section) = three_deep()
     prefixes.use(section, 50)  # worth more than what it refers to
-    assert prefixes.shrink(79 * TOKEN, keep=frozenset())
+    assert prefixes.evict(79 * TOKEN, keep=frozenset())
     assert prefixes.nbytes == 70 * TOKEN
 
     prefixes, (_, _, section) = three_deep()
-    assert not prefixes.shrink(79 * TOKEN, keep=frozenset({section.key}))
-    assert not prefixes.shrink(79 * TOKEN, keep=frozenset(), in_use=[section])
+    assert not prefixes.evict(79 * TOKEN, keep=frozenset({section.key}))
+    assert not prefixes.evict(79 * TOKEN, keep=frozenset(), in_use=[section])
     prefixes.build(key_of([*range(70), 7, 8, *range(30)]))  # begun, on the document
-    assert not prefixes.shrink(69 * TOKEN, keep=frozenset())
-    assert prefixes.shrink(70 * TOKEN, keep=frozenset())
+    assert not prefixes.evict(69 * TOKEN, keep=frozenset())
+    assert prefixes.evict(70 * TOKEN, keep=frozenset())
     prefixes.abandon()
-    assert prefixes.shrink(0, keep=frozenset())
+    assert prefixes.evict(0, keep=frozenset())
 
 
 @pytest.mark.parametrize("family", list(HELD_ONCE))
@@ -298,16 +298,14 @@ def test_what_running_sequences_refer_to_is_not_evicted_for_others() -> None:
     assert memory.outgrown(sequences, prefixes)
     assert len(prefixes) == 1
 
-    put_back = running.make_room()
+    put_back = engine._sequences.make_room()
     assert put_back == sequences[:0:-1]  # the newest first; one goes on
     assert referred_to(sequences) == [prefix]
-    for sequence in put_back:
-        engine._put_back(sequence)
     memory.nbytes = 2**30
     assert len(finish(engine, 4)) == 4
     assert referred_to(sequences) == []
     memory.nbytes = 59 * TOKEN
-    assert prefixes.shrink(memory.nbytes, keep=frozenset())
+    assert prefixes.evict(memory.nbytes, keep=frozenset())
     assert len(prefixes) == 0
 
 
