@@ -1,5 +1,6 @@
 """What every test may ask for: a real valkey-server, a connection to it, a worker at work."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from mlx_rq.jobs.queue.connection import URL_VARIABLE
 def pytest_configure() -> None:
     """Hears signals as in a terminal: tests in the background are started with some ignored.
 
-    Processes that tests start would ignore them, too.
+    Processes that tests start would ignore them, too. Workers that tests start check themselves.
     """
+    os.environ.setdefault("MLX_RQ_CHECK", "1")
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
+from mlx_rq.engine.interface import IntegrityError, Outcome, Partial, Task, Totals
 from mlx_rq.jobs.openai.requests import ANY_MODEL, CompletionRequest
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import new_connection
@@ -82,6 +82,8 @@ class FakeEngine:
         self.answer_with = answer_with
         self.refuse = refuse
         self.raise_in_step: BaseException | None = None
+        self.fault: str | None = None
+        """What the next check finds."""
         self.steps = 0
         self.added: list[Task] = []
         self.cancelled: list[str] = []
@@ -104,6 +106,14 @@ class FakeEngine:
     @property
     def in_flight(self) -> list[str]:
         return list(self._tasks)[: self.capacity]
+
+    @property
+    def task_ids(self) -> list[str]:
+        return list(self._tasks)
+
+    def check(self) -> None:
+        if self.fault is not None:
+            raise IntegrityError(self.fault)
 
     def throttle(self, share: float) -> None:
         self.capacity = max(1, int(self._most * share))
@@ -261,14 +271,17 @@ def worker_in_thread(
     connection: Redis | None = None,
     **options: Any,
 ) -> Iterator[RunningWorker]:
-    """Runs a worker while the block runs, then stops it; `options` are those of WorkerOptions."""
+    """Runs a worker while the block runs, then stops it; `options` are those of WorkerOptions.
+
+    It checks itself.
+    """
     engine = engine or FakeEngine()
     worker = MLXWorker(
         engine,
         connection or new_connection(redis_url),
         new_connection(redis_url),
         served_names=served_names,
-        options=WorkerOptions(**options),
+        options=WorkerOptions(**{"check": True, **options}),
         name=name,
     )
     running = RunningWorker(worker, engine)

@@ -12,7 +12,8 @@ class WorkerOptions:
     signal, `grace` seconds are left to finish what runs; after `stall` seconds without progress
     leases are renewed no more; a job that waited `max_wait` seconds is taken even where another
     worker has its prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
-    `spool` is a folder for answers that Redis does not take.
+    `spool` is a folder for answers that Redis does not take. With `check`, the worker is checked
+    when it is idle and now and then, and ends where it has lost track of something.
     """
 
     window: int = 256
@@ -23,3 +24,4 @@ class WorkerOptions:
     burst: bool = False
     max_jobs: int | None = None
     spool: Path | None = None
+    check: bool = False

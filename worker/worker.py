@@ -8,8 +8,7 @@ One loop on one thread, because MLX's streams belong to the thread that made the
 3. `_commit`: every task that ended by it gets its result, status and registries in one
    transaction, the moment it is finished. Answers that Redis did not take are kept and sent again.
 
-Leases are renewed by a thread of their own (`leases/keeper.py`); RQ's pubsub thread brings
-cancellations.
+Leases are renewed by a thread of their own; RQ's pubsub thread brings cancellations.
 """
 
 import logging
@@ -30,6 +29,7 @@ from mlx_rq.engine.interface import Engine, Outcome
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.worker.integrity import IntegrityChecks
 from mlx_rq.worker.leases.cancellation import Cancellations
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases.keeper import LeaseKeeper
@@ -84,6 +84,7 @@ class MLXWorker(RQRegistration):
         self._stream = StreamPublisher(engine, connection)
         self._cancellations = Cancellations()
         self._outbox = Outbox(connection, Spool(options.spool), self.was_forgotten_since)
+        self._integrity = IntegrityChecks(engine, self._outbox, self._say_in_flight)
         self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
         self._redis_retry = RedisRetry(self._progress)
         self._throttle = Throttle(engine, self._supervisor_pipe)
@@ -159,6 +160,8 @@ class MLXWorker(RQRegistration):
         if not self._redis_retry.away:
             self._stream.publish()
         self._redis_retry.attempt(self._commit)
+        if self.options.check:
+            self._integrity.turn(self._jobs.keys())
         if self._redis_retry.away and not self.engine.running:
             time.sleep(self._redis_retry.pause)
 
@@ -184,9 +187,8 @@ class MLXWorker(RQRegistration):
         if self._jobs:
             return False
         limit = self.options.max_jobs
-        if limit is not None and self._outbox.ended >= limit:
-            return True
-        return self.options.burst and self._idle
+        enough = limit is not None and self._outbox.ended >= limit
+        return enough or (self.options.burst and self._idle)
 
     _idle = False
     """The last look into the queues found them empty."""
@@ -200,12 +202,10 @@ class MLXWorker(RQRegistration):
         limit = self.options.window - len(self._jobs)
         if self.options.max_jobs is not None:
             limit = min(limit, self.options.max_jobs - self._outbox.ended - len(self._jobs))
-        may_claim = limit > 0 and not is_suspended(self.connection)
         claimed = []
-        if may_claim:
-            enough = self.engine.capacity
+        if limit > 0 and not is_suspended(self.connection):
+            enough, idle = self.engine.capacity, not self._jobs
             alone = self._leases.alone or self.options.burst
-            idle = not self._jobs
             claimed = self.claims.take(limit, enough=enough, alone=alone, idle=idle)
         self._idle = not claimed and not self._jobs
         if claimed:
@@ -217,10 +217,9 @@ class MLXWorker(RQRegistration):
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Checks claimed jobs and gives the good ones to the engine; the others end at once."""
-        again = [job.id for job in claimed if job.id in self._jobs]
-        for job_id in again:
-            # Its lease ran out and the queue gave it to us once more: begin afresh.
-            self.engine.cancel(job_id)
+        for job in claimed:
+            if job.id in self._jobs:  # its lease ran out and we got it once more: begin afresh
+                self.engine.cancel(job.id)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         # Before they are read: a job may kill the worker by that too.
@@ -266,8 +265,7 @@ class MLXWorker(RQRegistration):
         if not self._outbox:
             return
         for job in self._outbox.send():
-            # Not one that was claimed again since.
-            if self._jobs.get(job.id) is job:
+            if self._jobs.get(job.id) is job:  # not one that was claimed again since
                 self._cancellations.forget(job.id)
                 self._stream.forget(job.id)
                 with self._lock:
@@ -277,10 +275,9 @@ class MLXWorker(RQRegistration):
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First signal: claim no more, finish within the grace. Second: hand back and go."""
         if self._stop_at is None:
-            logger.info(
-                "stopping: %d jobs are given %.0f s to finish", len(self._jobs), self.options.grace
-            )
-            self._stop_at = time.monotonic() + self.options.grace
+            jobs, grace = len(self._jobs), self.options.grace
+            logger.info("stopping: %d jobs are given %.0f s to finish", jobs, grace)
+            self._stop_at = time.monotonic() + grace
         else:
             self._stop_at = 0.0
 

@@ -20,6 +20,7 @@ from redis.connection import AbstractConnection
 from scripted import ScriptedEngine, say
 
 from mlx_rq.jobs.queue.connection import new_connection
+from mlx_rq.worker import integrity
 from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.options import WorkerOptions
@@ -41,6 +42,7 @@ class Config:
     pace: float = 0.0
     grow: float = 600.0
     idle: float = 1.0
+    check_turns: int = 100
     spool: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     supervisor: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +103,7 @@ def work(config: Config) -> int:
     wrap_seams(config)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an abort is meant
     throttle.GROW_SECONDS = config.grow
+    integrity.CHECK_TURNS = config.check_turns
     worker_module.IDLE_SECONDS = config.idle
     redis_retry.RETRY_SECONDS = 0.05
     supervisor_pipe = SupervisorPipe.from_environment()
@@ -110,7 +113,9 @@ def work(config: Config) -> int:
         new_connection(config.url),
         new_connection(config.url),
         name=config.name,
-        options=WorkerOptions(spool=config.spool and Path(config.spool), **config.options),
+        options=WorkerOptions(
+            **{"check": True, "spool": config.spool and Path(config.spool), **config.options}
+        ),
         supervisor_pipe=supervisor_pipe,
     )
     progress = worker._progress

@@ -87,6 +87,21 @@ def test_an_engine_that_answers_wrongly_fails_that_job_and_no_other(
     assert attempts_lost(connection, [good, bad, other]) == [0] * 3
 
 
+def test_a_worker_that_has_lost_track_of_a_job_is_started_afresh(
+    start: StartProgram, connection: Redis
+) -> None:
+    forgotten, slow = submit_many([{"prompt": "forget"}, {"prompt": "slow 50"}])
+
+    program = start(check_turns=1)
+
+    found = program.until(r"log integrity: job (\w+) is claimed, but has neither task nor answer")
+    assert found[2] == forgotten.id
+    assert code_of(forgotten) == "no_answer", "when it is alone, as a suspect"
+    all_answered([slow])
+    assert len(program.said("log the worker ended with 1")) == 2
+    assert attempts_lost(connection, [forgotten]) == [2]
+
+
 def test_what_only_waited_loses_no_attempt_when_the_engine_raises(
     start: StartProgram, connection: Redis
 ) -> None:

@@ -90,6 +90,11 @@ _worker_options = (
         is_flag=True,
         help="Steer structured answers to their end when their token budget runs out.",
     ),
+    option(
+        "--check",
+        is_flag=True,
+        help="Check that nothing is lost track of, when idle and now and then; else start afresh.",
+    ),
 )
 
 

@@ -1,0 +1,92 @@
+"""A worker that has lost track of something says so, and ends."""
+
+import pytest
+from fakes import FakeEngine, RunningWorker, StartWorker, eventually, until_idle
+from redis import Redis
+
+from mlx_rq import submit, submit_many
+from mlx_rq.engine.interface import IntegrityError
+from mlx_rq.worker import integrity
+
+HI = [{"role": "user", "content": "Say hi."}]
+
+
+def fault(worker: RunningWorker) -> str:
+    """What the worker that ends by it says is wrong."""
+    with pytest.raises(IntegrityError) as raised:
+        worker.join()
+    return str(raised.value)
+
+
+@pytest.fixture
+def every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "CHECK_TURNS", 1)
+
+
+def test_an_idle_worker_whose_engine_contradicts_itself_ends(
+    start_worker: StartWorker, connection: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = start_worker()
+    until_idle(connection)
+    worker.engine.fault = "a sequence is nowhere"
+    worker.ring()
+    assert fault(worker) == "a sequence is nowhere"
+    assert "integrity: a sequence is nowhere; the worker ends" in caplog.messages
+
+
+@pytest.mark.usefixtures("every_turn")
+def test_a_job_that_the_engine_has_forgotten_ends_a_busy_worker_and_goes_back(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(FakeEngine(hold=True))
+    forgotten, other = submit_many([{"messages": HI}] * 2)
+    worker.engine.wait_for_tasks(2)
+
+    worker.engine.cancel(forgotten.id)
+
+    assert fault(worker) == f"job {forgotten.id} is claimed, but has neither task nor answer"
+    assert [job.status() for job in (forgotten, other)] == ["queued"] * 2
+
+
+@pytest.mark.usefixtures("every_turn")
+def test_a_task_that_nobody_asks_for_ends_a_worker(start_worker: StartWorker) -> None:
+    worker = start_worker(FakeEngine(hold=True))
+    job = submit(messages=HI)
+    worker.engine.wait_for_tasks(1)
+    (task,) = worker.engine.added
+
+    with worker.worker._lock:
+        del worker.worker._jobs[job.id]
+
+    assert fault(worker) == f"task {task.id} is of no claimed job"
+
+
+def test_a_busy_worker_is_checked_now_and_then(start_worker: StartWorker) -> None:
+    worker = start_worker(FakeEngine(hold=True))
+    submit(messages=HI)
+    worker.engine.wait_for_tasks(1)
+    worker.engine.fault = "two states"
+    assert fault(worker) == "two states"
+    assert worker.engine.steps % integrity.CHECK_TURNS == 0
+
+
+def test_without_the_option_nothing_is_checked(start_worker: StartWorker) -> None:
+    worker = start_worker(check=False)
+    worker.engine.fault = "never looked at"
+    assert submit(messages=HI).result(20)["object"] == "chat.completion"
+    assert worker.stop() == 1
+
+
+def test_an_answer_on_its_way_is_no_fault(start_worker: StartWorker, connection: Redis) -> None:
+    """A Redis that takes no writes keeps jobs here that the engine is done with."""
+    worker = start_worker(FakeEngine(hold=True))
+    job = submit(messages=HI)
+    worker.engine.wait_for_tasks(1)
+    connection.config_set("min-replicas-to-write", 1)  # from now on it refuses every write
+    try:
+        worker.engine.release()
+        eventually(lambda: job.id in worker.worker._outbox, "the answer")
+        worker.worker._integrity.check([job.id])
+    finally:
+        connection.config_set("min-replicas-to-write", 0)
+    assert job.result(20)["object"] == "chat.completion"
