@@ -123,20 +123,7 @@ class MLXEngine:
 
     @property
     def totals(self) -> Totals:
-        totals, running = self._totals, self._running
-        prefix_cache, counters = running.prefix_cache, running.counters
-        return replace(
-            totals,
-            distinct_tokens=self._scheduler.distinct_tokens,
-            prefilled_tokens=totals.prefilled_tokens + prefix_cache.prefilled_tokens,
-            positions_computed=totals.positions_computed + prefix_cache.prefilled_tokens,
-            prefill_seconds=counters.prompt_time + prefix_cache.prefill_seconds,
-            decode_seconds=counters.decode_time,
-            decode_steps=counters.generation_steps,
-            prefixes_held=len(prefix_cache),
-            prefix_bytes=prefix_cache.nbytes,
-            prefixes_evicted=prefix_cache.evicted,
-        )
+        return replace(self._running.computed, distinct_tokens=self._scheduler.distinct_tokens)
 
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token held once."""

@@ -1,12 +1,11 @@
-"""Keeps the KV of shared prefixes: each prefix is prefilled once and then read by all its
-sequences.
+"""Keeps the KV of shared prefixes: each is prefilled once, and then read by all its sequences.
 
 A prefix is built in chunks, so that sequences go on decoding meanwhile, and on a copy of the
 deepest prefix that it begins with, so that nothing is computed twice. A prefix ends exactly where
 its sequences branch off; it is never trimmed, because rotating and state-space caches cannot be.
 What is built stays for later windows until the byte budget needs its place.
 
-Where the model lets sequences refer to a prefix (see `shared_prefix`), a longer prefix refers to
+Where the model lets sequences refer to a prefix (see `sharing.py`), a longer prefix refers to
 the one below it, too, and takes memory only for what it adds.
 """
 
@@ -50,9 +49,7 @@ class CachedPrefix:
     computed: int = 0
     """Tokens that were prefilled for it: its depth, less what a shorter prefix had of it."""
     uncharged: int = 0
-    """Of its tokens, those that were computed for no sequence yet: the first sequence on it pays
-    for them.
-    """
+    """Tokens of it that were computed for no sequence yet: the first one on it pays for them."""
 
     @property
     def depth(self) -> int:
@@ -69,9 +66,7 @@ class CachedPrefix:
         return self.depth - (self.below.depth if self.below else 0)
 
     def caches_for(self, shared: "CachedPrefix | None") -> Caches:
-        """Gives the caches of sequences on it that refer to the KV of `shared` and copy the
-        rest.
-        """
+        """Gives caches for sequences on it: they refer to the KV of `shared`, and copy the rest."""
         return referring(self.caches, 0 if shared is None else len(shared.chain))
 
     def value(self, now: float) -> float:
@@ -91,9 +86,7 @@ class PrefixCache:
         share_from: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `share_from`, sequences refer to prefixes from so many tokens times sequences on;
-        else copy.
-        """
+        """From `share_from` tokens times sequences on, prefixes are referred to; else copied."""
         self._model = model
         self._chunk = chunk
         self._share_from = share_from
@@ -148,8 +141,7 @@ class PrefixCache:
     def worth_referring(
         self, prefix: CachedPrefix | None, sequences: int, in_use: Iterable[CachedPrefix]
     ) -> CachedPrefix | None:
-        """Says to how much of a prefix so many new sequences had better refer; None: they copy it
-        all.
+        """Says to how much of a prefix so many new sequences had better refer; None: to nothing.
 
         `in_use` are the prefixes that running sequences refer to, one for each sequence.
         """

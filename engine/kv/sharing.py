@@ -32,9 +32,7 @@ Caches = list[Any]
 
 
 def sequence_caches(model: Module, *, share: bool) -> Caches:
-    """Gives the empty caches of a sequence; with `share`, of the kind that sequences on prefixes
-    have.
-    """
+    """Gives a sequence empty caches; with `share`, of the kind that sequences on prefixes have."""
     caches = make_prompt_cache(model)
     return [SharedKVCache() if share and can_share(c) else c for c in caches]
 
@@ -75,8 +73,9 @@ def _part(cache: KVCache, start: int) -> Part:
 
 
 def built_on(base: Caches) -> Caches:
-    """Gives caches in which a longer prefix is built: a copy, in which mlx-lm's own attention reads
-    all that is below in one piece. Writing to them does not touch `base`.
+    """Gives caches to build a longer prefix in: a copy, so that writing does not touch `base`.
+
+    mlx-lm's own attention reads all that is below in one piece.
     """
     return [
         _copied(cache.chain) if isinstance(cache, SharedKVCache) else copy.deepcopy(cache)
@@ -124,8 +123,7 @@ def worth(chain: Sequence[tuple[int, int]], share_from: int) -> int:
 
 
 class Sharing:
-    """Sharing of prefixes for one loaded model: installed at once, tried, and taken out if it
-    fails.
+    """Sharing of prefixes for one model: installed at once, tried, and taken out if it fails.
 
     `on` says whether prefixes are held once; `why`, in a few words, the reason either way.
     """
@@ -151,9 +149,7 @@ class Sharing:
 
 
 def _tried(model: Module, installation: Installation) -> tuple[bool, str]:
-    """Compares sequences on a shared prefix with sequences on copies; says whether they agree,
-    and why not.
-    """
+    """Compares sequences on a shared prefix with others on copies; says whether and why not."""
     caches = make_prompt_cache(model)
     sharing = sum(map(can_share, caches))
     if not sharing:

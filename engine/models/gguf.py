@@ -55,9 +55,7 @@ def default_dtype() -> Dtype:
 
 
 def _matmul_seconds(dtype: mx.Dtype) -> float:
-    """Time 16 sequences through an MLP projection of smollm2; best of three, as the CPU is
-    shared.
-    """
+    """Time 16 sequences in an MLP projection of smollm2; best of three, as the CPU is shared."""
     sequences, weight = mx.ones((16, 576), dtype), mx.ones((1536, 576), dtype)
     mx.eval(sequences, weight)
     seconds = []

@@ -1,5 +1,6 @@
-"""Draws a token from each row's filtered distribution: temperature, then min_p and top_k, then
-top_p over what is left (vLLM's order).
+"""Draws a token for each sequence from its filtered distribution.
+
+In vLLM's order: temperature, then min_p and top_k, then top_p over what is left.
 
 Each of the three filters is a threshold on the weights, so no full sort is needed. A draw
 inverts the cumulated distribution at one random number, so a seeded row draws the same tokens

@@ -29,14 +29,10 @@ class KVCost:
     per_token: int
     per_sequence: int
     shareable: int = 0
-    """The part of `per_token` that a sequence does not hold itself for tokens of a shared
-    prefix.
-    """
+    """The part of `per_token` that tokens of a shared prefix do not cost a sequence."""
 
     def bytes(self, sequences: int, tokens: int, own: int | None = None) -> int:
-        """The cost of sequences of `tokens` tokens, padding included; `own` are not a shared
-        prefix's.
-        """
+        """Says what sequences of `tokens` tokens cost, of which `own` are no shared prefix's."""
         shared = 0 if own is None else tokens - own
         return sequences * (self.per_sequence + tokens * self.per_token - shared * self.shareable)
 
@@ -69,9 +65,7 @@ def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
 
 
 def default_kv_bytes(model: Module) -> int:
-    """Says how many bytes prefixes and sequences together may take on this machine beside the
-    weights.
-    """
+    """Says how many bytes of KV there is room for on this machine, beside the weights."""
     parameters: Any = tree_flatten(model.parameters())
     weights = sum(array.nbytes for _, array in parameters)
     if mx.metal.is_available():
@@ -84,8 +78,7 @@ def default_kv_bytes(model: Module) -> int:
 
 
 class KVBudget:
-    """Says which sequences fit: KV of prefixes and sequences together stays within a number of
-    bytes.
+    """Says which sequences fit: all KV, of prefixes too, stays within a number of bytes.
 
     Without one, it is what the machine has room for. `reserve` tokens of a sequence's answer count
     at its admission.
@@ -137,9 +130,7 @@ class KVBudget:
         return len(sequence.tokens) + min(sequence.remaining, self._reserve)
 
     def _needed(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Bytes of sequences, each given as its tokens, and those of them that are a shared
-        prefix's.
-        """
+        """Says what sequences cost; each is given as its tokens, and how many of them it shares."""
         longest = max(tokens for tokens, _ in sizes)
         own = max(tokens - shared for tokens, shared in sizes)
         return self.cost.bytes(len(sizes), longest, own)

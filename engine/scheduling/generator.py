@@ -86,9 +86,7 @@ class _PromptBatch(PromptProcessingBatch):
 
 
 class SharingBatchGenerator(BatchGenerator):
-    """Generates up to `sequences` sequences at once. See the module for what differs from the
-    stock class.
-    """
+    """Generates up to `batch_size` sequences at once; the module says what is not stock."""
 
     def __init__(
         self,
@@ -99,9 +97,7 @@ class SharingBatchGenerator(BatchGenerator):
         counters: BatchCounters,
         share: bool = False,
     ) -> None:
-        """With `share`, sequences may stand on prefixes that they refer to (see
-        `shared_prefix`).
-        """
+        """With `share`, sequences may refer to prefixes that they stand on (`kv/sharing.py`)."""
         super().__init__(
             model,
             completion_batch_size=batch_size,

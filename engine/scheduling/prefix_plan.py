@@ -65,9 +65,7 @@ class PlannedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
-    """Sequences admitted together: same prefix (None: no prefix), same priority, suffix lengths
-    alike.
-    """
+    """Sequences admitted together: of one prefix (or None), one priority, like suffix lengths."""
 
     prefix: int | None
     sequences: tuple[int, ...]
@@ -96,8 +94,7 @@ def plan(
     min_prefix_tokens: int = 16,
     max_padding: float = 0.15,
 ) -> Plan:
-    """Choose the prefixes to keep and the prefill batches to admit, in order, for a window of
-    sequences.
+    """Choose, for a window of sequences, the prefixes to keep and the order of prefill batches.
 
     A prefix has at least two sequences below it, and at least `min_prefix_tokens` beyond its
     parent. A prefill batch has at most `batch_size` sequences; padding is at most the share
@@ -133,16 +130,12 @@ def distinct_tokens(sequences: Sequence[PlannedSequence]) -> int:
 
 
 def prefilled_tokens(plan: Plan, sequences: Sequence[PlannedSequence]) -> int:
-    """Count the tokens prefilled: each prefix's beyond its parent, each sequence's beyond its
-    prefix.
-    """
+    """Count the tokens prefilled: prefixes beyond their parents, sequences beyond prefixes."""
     return _prefix_tokens(plan) + sum(sum(batch) for batch in _suffixes(plan, sequences))
 
 
 def computed_positions(plan: Plan, sequences: Sequence[PlannedSequence]) -> int:
-    """Count the positions computed: the tokens prefilled, and the padding within prefill
-    batches.
-    """
+    """Count the positions computed: the tokens prefilled, and the padding of prefill batches."""
     return _prefix_tokens(plan) + sum(
         max(batch) * len(batch) for batch in _suffixes(plan, sequences)
     )
@@ -298,8 +291,7 @@ def _nodes(shared: Mapping[int, int], min_prefix_tokens: int) -> list[_Node]:
 def _places(
     sequences: Sequence[PlannedSequence], prefixes: Sequence[PlannedPrefix], prefix_of: _PrefixOf
 ) -> dict[int | None, int]:
-    """Number the prefixes (and None) in the order in which their own sequences are admitted, depth
-    first.
+    """Number the prefixes (and None) in the order of admission of their own sequences, depth first.
 
     Siblings are a prefix's own sequences and the subtrees below it. The one that holds the longest
     decode goes first, then the one with more to decode: what starts last should not run on alone.

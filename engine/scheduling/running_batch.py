@@ -6,6 +6,7 @@ what they stand, and what a step makes of them. Who comes and goes is said by `S
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
@@ -88,6 +89,22 @@ class RunningBatch:
     def takes_sequences(self) -> bool:
         """Whether those that came in before are prefilled, so that others may follow."""
         return not self._generator.prefilling
+
+    @property
+    def computed(self) -> Totals:
+        """The totals, with what the prefix cache and the generator count themselves."""
+        totals, prefix_cache, counters = self._totals, self.prefix_cache, self.counters
+        return replace(
+            totals,
+            prefilled_tokens=totals.prefilled_tokens + prefix_cache.prefilled_tokens,
+            positions_computed=totals.positions_computed + prefix_cache.prefilled_tokens,
+            prefill_seconds=counters.prompt_time + prefix_cache.prefill_seconds,
+            decode_seconds=counters.decode_time,
+            decode_steps=counters.generation_steps,
+            prefixes_held=len(prefix_cache),
+            prefix_bytes=prefix_cache.nbytes,
+            prefixes_evicted=prefix_cache.evicted,
+        )
 
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token held once."""

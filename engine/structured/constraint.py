@@ -1,5 +1,4 @@
-"""Constraints on what sequences may write: the seam to a constraint engine, and one masking op a
-batch.
+"""Constraints on what sequences may write: the seam to an engine for them, one masking op a batch.
 
 A grammar is compiled off the MLX thread while its sequence waits (`Compilers`). Each sequence then
 has a `Constraint` of its own, which takes in the tokens that the sequence chose and marks those

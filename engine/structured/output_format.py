@@ -139,9 +139,7 @@ class OutputFormat:
         return count_reasoning(tokens, *marks, is_open=self.reasoning is True, decode=decode)
 
     def start(self, budget: int) -> Constraint | None:
-        """Gives a sequence its constraint; raises RequestError where the grammar does not
-        compile.
-        """
+        """Gives a sequence its constraint; raises RequestError where its grammar has a fault."""
         if self.compilation is None or self.grammar is None:
             return None
         try:

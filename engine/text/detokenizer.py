@@ -33,8 +33,7 @@ def _overlap(text: str, mark: str) -> int:
 
 
 class SequenceText:
-    """The text of one sequence, token by token where it has stop strings, else when it is asked
-    for.
+    """The text of one sequence: token by token where it has stop strings, else when asked for.
 
     `prompt` is given for continuations of plain text: SentencePiece decoders drop the leading space
     of what they take for the beginning of a text. With `marks`, special tokens stay in the text,
