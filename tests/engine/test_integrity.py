@@ -4,8 +4,10 @@ Every kind of fault is made on purpose once. Then tasks come, go, are preempted 
 and the check finds nothing, after any step.
 """
 
+import ast
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +21,7 @@ from tiny import tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import IntegrityError
+from mlx_rq.engine.scheduling import sequences
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequences import SequenceTable
 from mlx_rq.engine.scheduling.state import IllegalTransition, State
@@ -252,6 +255,20 @@ def test_a_sequence_cannot_become_what_it_cannot_become_from_where_it_is() -> No
         table_of(engine)._become(waiting, State.RUNNING)
 
 
+def test_nobody_but_the_table_writes_where_a_sequence_stands() -> None:
+    fields = {"state", "depth", "shared", "cached_tokens", "duplicates", "finish_reason"}
+    folder = Path(sequences.__file__).parent
+    writers = {
+        module.name
+        for module in [*folder.glob("*.py"), *folder.parent.glob("*.py")]
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr in fields
+    }
+    assert writers == {"sequence.py", "sequences.py"}
+
+
 def test_every_sequence_goes_its_way_through_the_states() -> None:
     """Also those of a task whose grammar takes its time, and one that generates nothing."""
     engine = MLXEngine(speaking.model())
@@ -259,10 +276,10 @@ def test_every_sequence_goes_its_way_through_the_states() -> None:
     engine.add([task("free", body), task("bound", {**body, **SLOW_GRAMMAR})])
     engine.add([task("scored", {**body, "max_tokens": 0, "echo": True, "logprobs": 1})])
     seen: dict[str, list[State]] = {"free": [], "bound": [], "scored": []}
-    sequences = {name: table_of(engine).tasks[name].sequences[0] for name in seen}
+    asked_for = {name: table_of(engine).tasks[name].sequences[0] for name in seen}
     ended: set[str] = set()
     while True:
-        for name, sequence in sequences.items():
+        for name, sequence in asked_for.items():
             if sequence.state not in seen[name]:
                 seen[name].append(sequence.state)
         engine.check()

@@ -207,6 +207,7 @@ def peak_kv(model: LoadedModel, bodies: list[Any], **options: Any) -> tuple[int,
     most = sequences = 0
     while len(results) < len(bodies):
         results.update((outcome.id, outcome.result) for outcome in engine.step())
+        engine.check()
         most, sequences = max(most, engine.kv_in_use()[0]), max(sequences, engine.running)
     for index, body in enumerate(bodies):
         assert texts(results[str(index)]) == [greedy_text(model, body)]

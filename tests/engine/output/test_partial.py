@@ -136,6 +136,7 @@ def drive(engine: MLXEngine, bodies: Sequence[Any]) -> tuple[list[Any], list[lis
         results.update((outcome.id, outcome.result) for outcome in engine.step())
         for task_id, said in engine.partial(told).items():
             told[task_id].append({partial.choice: partial for partial in said})
+        engine.check()
     assert engine.partial(told) == {}
     return [results[str(i)] for i in range(len(bodies))], list(told.values())
 
