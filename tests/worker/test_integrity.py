@@ -1,12 +1,18 @@
 """A worker that has lost track of something says so, and ends."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 from fakes import FakeEngine, RunningWorker, StartWorker, eventually, until_idle
 from redis import Redis
 
 from mlx_rq import submit, submit_many
 from mlx_rq.engine.interface import IntegrityError
 from mlx_rq.worker import integrity
+from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.options import WorkerOptions
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -90,3 +96,26 @@ def test_an_answer_on_its_way_is_no_fault(start_worker: StartWorker, connection:
     finally:
         connection.config_set("min-replicas-to-write", 0)
     assert job.result(20)["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--check"]], ids=["off", "on"])
+def test_the_command_line_says_whether_a_worker_checks_itself(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], tmp_path: Path
+) -> None:
+    made: list[WorkerOptions] = []
+
+    class Unborn:
+        def __init__(self, *_: Any, options: WorkerOptions, **__: Any) -> None:
+            made.append(options)
+
+        def run(self) -> None: ...
+
+    monkeypatch.setattr("mlx_rq.engine.models.load.load", lambda *_, **__: None)
+    monkeypatch.setattr("mlx_rq.engine.engine.MLXEngine", lambda *_, **__: FakeEngine())
+    monkeypatch.setattr("mlx_rq.worker.worker.MLXWorker", Unborn)
+    monkeypatch.delenv("MLX_RQ_CHECK")
+    command = ["worker", "--unsupervised", "--batch", "4", "--data-dir", str(tmp_path), *arguments]
+
+    assert CliRunner().invoke(main, command).exit_code == 0
+
+    assert [options.check for options in made] == [bool(arguments)]
