@@ -43,8 +43,12 @@ _STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """Seconds: without progress until the worker is killed; between starts, at first and at most;
-    of good work after which the next crash counts as the first."""
+    """How long a supervisor waits, in seconds.
+
+    `stall`: without progress, until the worker is killed. `first_pause`, `longest_pause`: between
+    starts, at first and at most. `healthy`: of good work, after which the next crash counts as the
+    first.
+    """
 
     stall: float = 300.0
     first_pause: float = 1.0
@@ -53,8 +57,10 @@ class SupervisorOptions:
 
 
 class _Stop:
-    """A wish to stop. Signal handlers may make it: an Event's lock could be held by whom they broke
-    in upon."""
+    """A wish to stop, which signal handlers may make.
+
+    An Event's lock could be held by whom they broke in upon.
+    """
 
     def __init__(self) -> None:
         self._heard, self._said = socket.socketpair()
