@@ -29,7 +29,6 @@ from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
 from mlx_rq.jobs.batch.state import open_state
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
-from mlx_rq.jobs.queue.options import JobOptions
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -217,7 +216,6 @@ class _Run:
         options = BatchOptions(
             order="finished",
             skip_bad_lines=True,
-            job=JobOptions(priority="low"),
             redis_url=self._runner._redis_url,
         )
         with open_state(self._folder / "state", self._id) as state:

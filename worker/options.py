@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlx_rq.engine.options import EngineOptions
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -20,7 +22,7 @@ class WorkerOptions:
     lease: int = 60
     grace: float = 30.0
     stall: float = 300.0
-    max_wait: float = 30.0
+    max_wait: float = EngineOptions().max_wait
     burst: bool = False
     max_jobs: int | None = None
     spool: Path | None = None

@@ -15,7 +15,12 @@ from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting
 from mlx_rq.jobs.openai.validation import kind_of, validate
-from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
+from mlx_rq.jobs.queue.options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_PRIORITY,
+    DEFAULT_RESULT_TTL,
+    JobOptions,
+)
 
 router = APIRouter(tags=["jobs"])
 
@@ -24,7 +29,7 @@ _COME_AGAIN = {"retry-after": "1"}
 
 
 async def job_options(
-    priority: Priority = "default",
+    priority: Priority = DEFAULT_PRIORITY,
     result_ttl: Annotated[int, Query(ge=1, lt=2**31)] = DEFAULT_RESULT_TTL,
     timeout: Annotated[float | None, Query(gt=0, lt=2**31)] = None,
     max_attempts: Annotated[int, Query(ge=1, le=100)] = DEFAULT_MAX_ATTEMPTS,

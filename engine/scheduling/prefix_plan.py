@@ -19,6 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_rq.engine.options import EngineOptions
+
+_DEFAULTS = EngineOptions()
+
 # Tokens by which the suffixes of a prefill batch may differ, whatever share of padding that makes:
 # so much padding costs less than the forward pass and the admission of one more prefill batch.
 PADDING_SLACK = 8
@@ -90,8 +94,8 @@ class Plan:
 def plan(
     sequences: Sequence[PlannedSequence],
     *,
-    batch_size: int = 16,
-    min_prefix_tokens: int = 16,
+    batch_size: int = _DEFAULTS.batch_size,
+    min_prefix_tokens: int = _DEFAULTS.min_prefix_tokens,
     max_padding: float = 0.15,
 ) -> Plan:
     """Choose, for a window of sequences, the prefixes to keep and the order of prefill batches.

@@ -20,7 +20,7 @@ from mlx_rq.jobs.batch.lines import Line, Source, digest
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.batch.state import State
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.options import BATCH_PRIORITY, JobOptions
 
 Order = Literal["input", "finished"]
 
@@ -82,7 +82,7 @@ class BatchOptions:
     skip_bad_lines: bool = False
     retry_errors: bool = False
     window: int = DEFAULT_WINDOW
-    job: JobOptions = field(default_factory=lambda: JobOptions(priority="low"))
+    job: JobOptions = field(default_factory=lambda: JobOptions(BATCH_PRIORITY))
     redis_url: str | None = None
 
 

@@ -12,7 +12,12 @@ from mlx_rq.jobs.client.submit import response_format
 from mlx_rq.jobs.openai.answers import Schema, text_of, value_of
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError
 from mlx_rq.jobs.openai.priority import Priority
-from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
+from mlx_rq.jobs.queue.options import (
+    BATCH_PRIORITY,
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_RESULT_TTL,
+    JobOptions,
+)
 
 Row = Mapping[str, Any]
 
@@ -25,7 +30,7 @@ def map(
     schema: Schema | None = None,
     ordered: bool = True,
     concurrency: int | None = None,
-    priority: Priority = "low",
+    priority: Priority = BATCH_PRIORITY,
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,

@@ -15,7 +15,12 @@ from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.validation import encode_body, kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.enqueue import Checked, enqueue
-from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
+from mlx_rq.jobs.queue.options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_PRIORITY,
+    DEFAULT_RESULT_TTL,
+    JobOptions,
+)
 
 
 def submit(
@@ -23,7 +28,7 @@ def submit(
     /,
     *,
     schema: type[BaseModel] | Mapping[str, Any] | None = None,
-    priority: Priority = "default",
+    priority: Priority = DEFAULT_PRIORITY,
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
@@ -60,7 +65,7 @@ def submit_many(
     bodies: Iterable[Mapping[str, Any]],
     *,
     schema: type[BaseModel] | Mapping[str, Any] | None = None,
-    priority: Priority = "default",
+    priority: Priority = DEFAULT_PRIORITY,
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,

@@ -7,6 +7,10 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import PRIORITIES, Priority
 from mlx_rq.jobs.queue.webhooks import check_url
 
+DEFAULT_PRIORITY: Priority = "default"
+BATCH_PRIORITY: Priority = "low"
+"""Of the jobs of a batch: what comes in singly has somebody who waits for it."""
+
 DEFAULT_RESULT_TTL = 7 * 24 * 3600
 """Seconds that a result is kept."""
 
@@ -37,7 +41,7 @@ class JobOptions:
     A `webhook` is a URL that an HTTP server of this queue calls once the job has ended.
     """
 
-    priority: Priority = "default"
+    priority: Priority = DEFAULT_PRIORITY
     result_ttl: int = DEFAULT_RESULT_TTL
     timeout: float | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import click
 
-from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Tally
+from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Order, Tally
 from mlx_rq.jobs.batch.dataset import Dataset
 from mlx_rq.jobs.batch.files import Outputs, PipedOutputs
-from mlx_rq.jobs.batch.flight import DEFAULT_WINDOW
 from mlx_rq.jobs.batch.lines import BatchFile, Source
 from mlx_rq.jobs.batch.state import State, open_state
 from mlx_rq.jobs.batch.tables import TemplatedRows, needs_pyarrow, open_table
@@ -25,10 +24,15 @@ from mlx_rq.jobs.batch.templates import ChatTemplate, Template
 from mlx_rq.jobs.client.submit import response_format
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
 from mlx_rq.jobs.openai.priority import PRIORITIES
-from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESULT_TTL, JobOptions
+from mlx_rq.jobs.queue.options import (
+    BATCH_PRIORITY,
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_RESULT_TTL,
+    JobOptions,
+)
 from mlx_rq.worker.cli.batch_forecast import forecast
 from mlx_rq.worker.cli.batch_progress import watching
-from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
 from mlx_rq.worker.cli.jobs import parse_parameters
 
 PIPE = "-"
@@ -50,7 +54,7 @@ _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option("--together", is_flag=True, help="Write errors among the answers.")
 @option("--skip-bad-lines", is_flag=True, help="Make error records of lines that are no requests.")
 @option("--retry-errors", is_flag=True, help="Run the lines again that ended with an error.")
-@option("--order", type=click.Choice(["input", "finished"]), default="input")
+@option("--order", type=click.Choice(get_args(Order)), default=default_of(BatchOptions, "order"))
 @option("--prompt", metavar="TEMPLATE", help="INPUT has rows: what to ask of each, with {column}s.")
 @option("--system", envvar=None, metavar="TEMPLATE", help="A system message before the prompt.")
 @option("--schema", type=_schema_file, help="A JSON schema that the answers follow.")
@@ -60,8 +64,13 @@ _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "-p", "--parameter", multiple=True, metavar="NAME=VALUE", help="Any field of all bodies."
 )
 @option("--dry-run", is_flag=True, help="Show the first prompts and what it takes; run nothing.")
-@option("--in-flight", type=click.IntRange(1), default=DEFAULT_WINDOW, help="Most jobs at once.")
-@option("--priority", envvar=None, type=click.Choice(PRIORITIES), default="low")
+@option(
+    "--in-flight",
+    type=click.IntRange(1),
+    default=default_of(BatchOptions, "window"),
+    help="Most jobs at once.",
+)
+@option("--priority", envvar=None, type=click.Choice(PRIORITIES), default=BATCH_PRIORITY)
 @option("--result-ttl", type=int, default=DEFAULT_RESULT_TTL, help="Seconds to keep a result.")
 @option(
     "--timeout",

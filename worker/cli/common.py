@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +36,11 @@ def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     settings.setdefault("show_default", True)
     settings.setdefault("envvar", f"{ENVIRONMENT_PREFIX}_{variable}")
     return click.option(*names, **settings)
+
+
+def default_of(options: type, name: str) -> Any:
+    """Reads the default of an option where it stands: in the dataclass that the option goes to."""
+    return next(field.default for field in fields(options) if field.name == name)
 
 
 redis_option = option(

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
-from mlx_rq.worker.cli.common import data_folder, needs_extra, option, redis_option
+from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
+from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
+from mlx_rq.worker.cli.common import data_folder, default_of, needs_extra, option, redis_option
 
 DEFAULT_HTTP_PORT = 8000
 
@@ -46,7 +48,10 @@ DEFAULT_HTTP_PORT = 8000
     show_default="no limit",
 )
 @option(
-    "--max-queued", type=click.IntRange(1), default=20_000, help="Jobs that may wait for a model."
+    "--max-queued",
+    type=click.IntRange(1),
+    default=default_of(Settings, "max_queued"),
+    help="Jobs that may wait for a model.",
 )
 @option(
     "--queue-unserved",
@@ -87,8 +92,6 @@ def serve(
     """Run the HTTP server: OpenAI's clients, or curl, put jobs into the queue and read results."""
     with needs_extra("http"):
         from mlx_rq.api_stub.server import make_server
-        from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
-        from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
     settings = Settings(
         data_dir=data_folder(data_dir),
         redis_url=redis_url,

@@ -14,11 +14,13 @@ from mlx_rq.worker.cli.common import (
     ByteCount,
     Command,
     NumberOrWord,
+    default_of,
     needs_extra,
     option,
     redis_option,
 )
 from mlx_rq.worker.cli.processes import environment_with, program_of
+from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY
 
 DEMO_MODEL = "smollm2"
@@ -60,29 +62,34 @@ _worker_options = (
         help="Memory for KV, as in 8GB.",
         show_default="what the machine has beside the weights",
     ),
-    option("--window", type=click.IntRange(1), default=256, help="Jobs planned together."),
+    option(
+        "--window",
+        type=click.IntRange(1),
+        default=default_of(WorkerOptions, "window"),
+        help="Jobs planned together.",
+    ),
     option(
         "--lease",
         type=click.IntRange(2),
-        default=60,
+        default=default_of(WorkerOptions, "lease"),
         help="Seconds until a dead worker's jobs go back to the queue.",
     ),
     option(
         "--grace",
         type=click.FloatRange(0),
-        default=30.0,
+        default=default_of(WorkerOptions, "grace"),
         help="Seconds to finish after a stop signal; what is left goes back to the queue.",
     ),
     option(
         "--max-wait",
         type=click.FloatRange(0),
-        default=30.0,
+        default=default_of(WorkerOptions, "max_wait"),
         help="Seconds after which a job goes before all others.",
     ),
     option(
         "--stall",
         type=click.FloatRange(MIN_STALL),
-        default=300.0,
+        default=default_of(WorkerOptions, "stall"),
         help="Seconds without progress after which the worker is killed and started again.",
     ),
     option(
@@ -185,7 +192,6 @@ def _generate(
     from mlx_rq.engine.models.load import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
     from mlx_rq.worker.leases.rq_registration import NameTaken
-    from mlx_rq.worker.options import WorkerOptions
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
     from mlx_rq.worker.worker import MLXWorker

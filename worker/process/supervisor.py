@@ -21,6 +21,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
+from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, GROWN, REDIS_AWAY, SHRINK_VARIABLE
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -50,7 +51,7 @@ class SupervisorOptions:
     first.
     """
 
-    stall: float = 300.0
+    stall: float = WorkerOptions().stall
     first_pause: float = 1.0
     longest_pause: float = 60.0
     healthy: float = 300.0
