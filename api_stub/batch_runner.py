@@ -24,6 +24,7 @@ from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.file_store import FileStore, is_left_over
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
+from mlx_rq.files import sync_path
 from mlx_rq.jobs.batch.batch import Batch, BatchOptions
 from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
@@ -102,6 +103,8 @@ class BatchRunner:
             os.link(self._files.path(input_file_id), folder / "input.jsonl")
         if output_lifetime is not None:
             (folder / "output_lifetime").write_text(str(output_lifetime))
+            sync_path(folder / "output_lifetime")
+        sync_path(folder)
         self.records.put(record)
         self._threads.submit(self._run, record["id"])
         return record

@@ -7,7 +7,6 @@
 """
 
 import codecs
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, Any, BinaryIO
 from mlx_rq.api_stub.errors import ApiError, not_found
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
 from mlx_rq.api_stub.middleware import MAX_UPLOAD_BYTES
+from mlx_rq.files import lock, sync
 from mlx_rq.jobs.batch.lines import parse_object, read_lines
 from mlx_rq.jobs.openai.errors import RequestError
 
@@ -33,15 +33,13 @@ def lock_folder(folder: Path) -> IO[bytes]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)  # prompts and answers lie in it
     file = (folder / "lock").open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock(file):
         file.close()
         raise RequestError(
             f"Another server uses {folder}. Stop it first, or choose another --data-dir.",
             code="data_dir_in_use",
             param="data_dir",
-        ) from None
+        )
     return file
 
 
@@ -161,8 +159,7 @@ def _copy_checked(content: BinaryIO, path: Path) -> int:
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
             raise _invalid_file("It is not UTF-8: its last character is cut off.") from None
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     if not size:
         raise _invalid_file("It is empty.")
     return size

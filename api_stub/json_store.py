@@ -1,7 +1,6 @@
 """JSON records in a folder, one file each, replaced as a whole: what the server must not forget."""
 
 import json
-import os
 import secrets
 import threading
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.files import replacing
 
 Record = Mapping[str, Any]
 Order = Literal["asc", "desc"]
@@ -44,13 +44,8 @@ class JSONStore:
     def put(self, record: Record) -> None:
         """Keeps a record, new or in the place of the one with its id; it survives a crash."""
         with self._lock:
-            path = self._folder / f"{record['id']}.json"
-            fresh = path.with_suffix(".tmp")
-            with fresh.open("w") as file:
-                json.dump(record, file)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
+            with replacing(self._folder / f"{record['id']}.json") as file:
+                file.write(json.dumps(record).encode())
             self._records[record["id"]] = record
 
     def update(

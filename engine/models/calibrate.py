@@ -8,7 +8,6 @@ it.
 
 import json
 import logging
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
 from mlx_rq.engine.models.load import LoadedModel, models_dir
+from mlx_rq.files import replacing
 
 logger = logging.getLogger("mlx_rq.engine")
 
@@ -140,8 +140,7 @@ def _read(file: Path) -> dict[str, int]:
 def _write(file: Path, known: dict[str, int]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f"{file.name}.{os.getpid()}")
-        new.write_text(json.dumps(known, indent=1))
-        new.replace(file)
+        with replacing(file) as fresh:
+            fresh.write(json.dumps(known, indent=1).encode())
     except OSError as error:
         logger.warning("the measured batch size could not be kept: %s", error)

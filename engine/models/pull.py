@@ -7,7 +7,6 @@ removes.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -30,6 +29,7 @@ from mlx_rq.engine.models.load import (
     model_folder,
     one_line,
 )
+from mlx_rq.files import lock, put_in_place, sync_path
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total). The stages in order: ``wait`` (total 0: another pull is at
@@ -103,12 +103,10 @@ def pull(
 def _only_pull(models: Path, report: Progress) -> Iterator[None]:
     """Hold the lock of the models directory; it ends with the process, however that ends."""
     models.mkdir(parents=True, exist_ok=True)
-    with (models / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with (models / ".lock").open("w") as file:
+        if not lock(file):
             report("wait", 0, 0)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(file, wait=True)
         yield
 
 
@@ -124,7 +122,7 @@ def _make(known: KnownModel, dtype: Dtype, folder: Path, report: Progress) -> No
         made = work / folder.name
         made.mkdir()
         _convert(known, gguf, made, dtype, report)
-        os.replace(made, folder)
+        put_in_place(made, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -230,8 +228,7 @@ def _convert(known: KnownModel, gguf: Path, folder: Path, dtype: Dtype, report: 
         ) from error
     # After a power cut the renamed folder must not come back with empty files.
     for file in folder.iterdir():
-        with file.open("rb") as written:
-            os.fsync(written)
+        sync_path(file)
 
 
 def _bytes_under(folder: Path) -> int:

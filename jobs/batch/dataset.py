@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlx_rq.files import put_in_place, temporary
 from mlx_rq.jobs.batch.lines import Source, input_changed
 from mlx_rq.jobs.batch.records import code_of, read_stored
 from mlx_rq.jobs.batch.tables import needs_pyarrow
@@ -70,10 +71,10 @@ class Dataset:
             _write_folder(table, target)
             return
         if target.suffix == ".csv":
-            _write_csv(table, _temporary(target))
+            _write_csv(table, temporary(target))
         else:
-            _write_parquet(iter(table), _find_types(table), _temporary(target))
-        _temporary(target).replace(target)
+            _write_parquet(iter(table), _find_types(table), temporary(target))
+        put_in_place(temporary(target), target)
 
 
 class _Table:
@@ -232,15 +233,11 @@ def _write_folder(table: _Table, folder: Path) -> None:
     paths = [data / f"train-{shard:05}-of-{shards:05}.parquet" for shard in range(shards)]
     rows = iter(table)
     for path in paths:
-        _write_parquet(islice(rows, SHARD_ROWS), types, _temporary(path))
+        _write_parquet(islice(rows, SHARD_ROWS), types, temporary(path))
     for path in paths:
-        _temporary(path).replace(path)
+        put_in_place(temporary(path), path)
     for other in set(data.glob("train-*.parquet")).difference(paths):
         other.unlink()
     card = folder / "README.md"
     if not card.exists():
         card.write_text(_DATASET_CARD)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp")

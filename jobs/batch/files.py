@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from mlx_rq.files import sync, sync_path, temporary
 from mlx_rq.jobs.batch.lines import Source, input_changed
 from mlx_rq.jobs.batch.records import (
     Ended,
@@ -21,7 +22,6 @@ from mlx_rq.jobs.batch.records import (
     read_stored,
     record,
 )
-from mlx_rq.jobs.batch.state import sync_folder
 from mlx_rq.jobs.openai.errors import RequestError
 
 
@@ -110,7 +110,7 @@ class Outputs:
     def sync(self) -> None:
         """Makes what was written survive a power cut."""
         for file in self._open.values():
-            os.fsync(file.fileno())
+            sync(file)
 
     def close(self) -> None:
         """Syncs and closes the files."""
@@ -133,7 +133,7 @@ class Outputs:
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._open:
             self._open[path] = path.open("ab")
-            sync_folder(path)
+            sync_path(path.parent)
         return self._open[path]
 
 
@@ -246,7 +246,7 @@ def _rewrite(paths: Sequence[Path], source: Source, *, in_order: bool) -> None:
     if len(places) < len(current):
         raise input_changed(source)
     order = (places[line.fingerprint] for line in source) if in_order else sorted(places.values())
-    fresh = [path.with_name(f"{path.name}.tmp") for path in paths]
+    fresh = [temporary(path) for path in paths]
     with ExitStack() as stack:
         old = [stack.enter_context(path.open("rb")) for path in paths]
         new = [stack.enter_context(path.open("wb")) for path in fresh]
@@ -257,14 +257,13 @@ def _rewrite(paths: Sequence[Path], source: Source, *, in_order: bool) -> None:
             new.append(stack.enter_context(kept.open("ab")))
             new[-1].writelines(_read(old, place) for place in outdated)
         for file in new:
-            file.flush()
-            os.fsync(file.fileno())
-    for temporary, path in zip(fresh, paths, strict=True):
-        temporary.replace(path)
+            sync(file)
+    for new_path, path in zip(fresh, paths, strict=True):
+        new_path.replace(path)
     for errors in paths[1:]:
         if not errors.stat().st_size:
             errors.unlink()
-    sync_folder(paths[0])
+    sync_path(paths[0].parent)
 
 
 def _read(files: Sequence[BinaryIO], place: _Place) -> bytes:

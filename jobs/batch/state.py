@@ -5,7 +5,6 @@ run's name, so that what a killed run submitted is found again. The file is also
 one output lock each other out with. Which lines are done stands in the output itself.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from mlx_rq.files import lock, sync, sync_path
 from mlx_rq.jobs.openai.errors import RequestError
 
 
@@ -35,8 +35,7 @@ class State:
         if self._file is not None:
             self._file.truncate(0)
             self._file.write(json.dumps({"run": self.run}).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file)
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def open_state(path: Path, output: str) -> Iterator[State]:
                 f"Another `mlx-rq batch` is writing {output}. Wait for it, or stop it first.",
                 code="output_in_use",
             )
-        sync_folder(path)
+        sync_path(path.parent)
         state = State(file)
         try:
             yield state
@@ -62,18 +61,5 @@ def open_state(path: Path, output: str) -> Iterator[State]:
 
 def _lock(file: IO[bytes], path: Path) -> bool:
     """Takes the lock that goes with the process; says whether it was free."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     # Who held it before may have removed the file that was opened here.
-    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the name of a file as lasting as what is in it."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    return lock(file) and path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())

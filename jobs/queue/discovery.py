@@ -8,6 +8,9 @@ a power cut, say) is not gone by.
 import os
 import sys
 from pathlib import Path
+from typing import IO
+
+from mlx_rq.files import lock
 
 FOLDER = "valkey"
 """The embedded server's own folder below the data folder."""
@@ -30,11 +33,11 @@ def embedded_url(data_dir: Path | None = None) -> str | None:
     """Gives the URL of the embedded server of a data folder; None where none runs."""
     folder = (data_dir or default_data_dir()) / FOLDER
     try:
-        lock = (folder / LOCK_FILE).open("rb")
+        file = (folder / LOCK_FILE).open("rb")
     except OSError:
         return None
-    with lock:
-        if not _is_held(lock.fileno()):
+    with file:
+        if not _is_held(file):
             return None
     try:
         return (folder / URL_FILE).read_text().strip() or None
@@ -42,13 +45,10 @@ def embedded_url(data_dir: Path | None = None) -> str | None:
         return None
 
 
-def _is_held(descriptor: int) -> bool:
+def _is_held(file: IO[bytes]) -> bool:
     if sys.platform == "win32":  # the embedded server does not run there
         return False
-    import fcntl
-
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return not lock(file, shared=True)  # closing the file lets go of it again
     except OSError:
         return True
-    return False  # and closing the file lets go of it again

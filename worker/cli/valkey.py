@@ -5,7 +5,6 @@ user can read. The server gets it through a pipe: no command line and no log sho
 """
 
 import json
-import os
 import secrets
 import signal
 import socket
@@ -14,11 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
+from mlx_rq.files import lock, replacing
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue.discovery import LOCK_FILE, URL_FILE
 from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
@@ -43,14 +44,14 @@ def embedded_valkey(data_dir: Path, port: int | None = DEFAULT_PORT) -> Iterator
     binary = _binary()
     data_dir.mkdir(parents=True, exist_ok=True)
     data_dir.chmod(0o700)  # the jobs lie in it
-    with (data_dir / LOCK_FILE).open("ab") as lock:
-        _take(lock.fileno(), data_dir)
+    with (data_dir / LOCK_FILE).open("ab") as locked:
+        _take(locked, data_dir)
         url = _url(data_dir, port)
         process = None
         try:
             with undisturbed():
-                process = _start(binary, data_dir, url, lock.fileno())
-            lock.close()  # from now on only the server holds it
+                process = _start(binary, data_dir, url, locked.fileno())
+            locked.close()  # from now on only the server holds it
             _wait_until_ready(process, url, data_dir)
             yield url
         finally:
@@ -70,13 +71,11 @@ def _binary() -> Path:
     return path
 
 
-def _take(lock: int, data_dir: Path) -> None:
+def _take(file: IO[bytes], data_dir: Path) -> None:
     """Takes the data folder for one server. A producer that looks has it for a moment only."""
-    import fcntl
-
     for _ in range(20):
-        with suppress(BlockingIOError):
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock(file):
+            return
         time.sleep(0.05)
     raise RedisUnavailable(
         f"An embedded Valkey runs on {data_dir} already. `mlx-rq worker` and `mlx-rq submit` find "
@@ -98,15 +97,12 @@ def _url(data_dir: Path, port: int | None) -> str:
     with suppress(OSError, ValueError):
         password = urlsplit(file.read_text()).password
     url = f"redis://:{password or secrets.token_urlsafe(32)}@127.0.0.1:{port}/0"
-    new = file.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(url + "\n")
-    new.replace(file)
+    with replacing(file, mode=0o600) as fresh:
+        fresh.write(f"{url}\n".encode())
     return url
 
 
-def _start(binary: Path, data_dir: Path, url: str, lock: int) -> subprocess.Popen[bytes]:
+def _start(binary: Path, data_dir: Path, url: str, locked: int) -> subprocess.Popen[bytes]:
     # Ctrl-C and the end of a terminal reach everybody in it, but the worker still needs the server
     # to hand back its jobs. SIGTERM ends it in good order.
     try:
@@ -120,7 +116,7 @@ def _start(binary: Path, data_dir: Path, url: str, lock: int) -> subprocess.Pope
                 stdout=log,
                 stderr=log,
                 cwd=data_dir,
-                pass_fds=[lock],
+                pass_fds=[locked],
             )
     except OSError as error:
         raise RedisUnavailable(f"The embedded Valkey did not start: {error}") from error

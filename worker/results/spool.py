@@ -6,8 +6,6 @@ next one on this machine sends.
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
@@ -18,6 +16,7 @@ from urllib.parse import quote
 from redis import Redis
 
 from mlx_rq.engine.interface import Outcome
+from mlx_rq.files import replacing
 from mlx_rq.jobs.queue.connection import address
 from mlx_rq.jobs.queue.finish import Lease
 from mlx_rq.worker.leases.claim import ClaimedJob
@@ -94,11 +93,8 @@ class Spool:
 def _write(path: Path, job: ClaimedJob, outcome: Outcome) -> None:
     """Writes a file that is on the disk, whole, when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:
+    with replacing(path, mode=0o600) as file:
         file.write(_spelled(job, outcome))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
 
 
 def _spelled(job: ClaimedJob, outcome: Outcome) -> bytes:
