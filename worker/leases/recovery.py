@@ -11,6 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,8 @@ from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.finish import execution_key_parts, key_names, load_script
+from mlx_rq.jobs.queue.finish import execution_key_parts, key_names
+from mlx_rq.jobs.queue.scripts import by_name, load_script
 from mlx_rq.jobs.queue.workers import live_workers
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -37,7 +39,7 @@ _AT_ONCE = 1000
 
 def script_of(name: str) -> str:
     """Reads one of the worker's scripts, with what stands before each of them."""
-    return load_script(__package__, "any_type.lua") + load_script("mlx_rq.worker.leases", name)
+    return load_script(__package__, "any_type.lua") + load_script(__package__, name)
 
 
 def is_of_another_type(reply: object) -> bool:
@@ -51,6 +53,22 @@ class Held(NamedTuple):
     job_id: str
     execution_id: str
     queue_name: str
+
+
+@dataclass(frozen=True)
+class GiveBackArguments:
+    """What `give_back.lua` is told, under the names that it uses."""
+
+    job_id: str
+    execution_id: str
+    count: Count
+    expired_before: float | None
+    in_flight_prefix: str
+    wake_ups_kept: int
+    wake_up_seconds: int
+    execution_prefix: str
+    worker_prefix: str
+    worker_suffix: str
 
 
 def machine() -> str:
@@ -71,6 +89,16 @@ def give_back(
         for job_id, execution_id, queue_name in reversed(list(held)):
             names = key_names(queue_name)
             model, _ = keys.model_and_priority(queue_name)
+            arguments = GiveBackArguments(
+                job_id=job_id,
+                execution_id=execution_id,
+                count=count,
+                expired_before=expired_before,
+                in_flight_prefix=keys.IN_FLIGHT,
+                wake_ups_kept=keys.WAKE_UPS_KEPT,
+                wake_up_seconds=keys.WAKE_UP_SECONDS,
+                **execution_key_parts()._asdict(),
+            )
             script(
                 keys=[
                     RQJob.key_for(job_id),
@@ -79,16 +107,7 @@ def give_back(
                     ExecutionRegistry(job_id, connection).key,
                     keys.wake_up(model),
                 ],
-                args=[
-                    job_id,
-                    execution_id,
-                    count,
-                    "" if expired_before is None else expired_before,
-                    *execution_key_parts(),
-                    keys.IN_FLIGHT,
-                    keys.WAKE_UPS_KEPT,
-                    keys.WAKE_UP_SECONDS,
-                ],
+                args=[by_name(arguments)],
                 client=pipe,
             )
         return sum(pipe.execute())
@@ -130,8 +149,8 @@ def reap(connection: Redis, worker_name: str) -> int:
 
     Only for one that is known to be dead: a living one would lose its leases.
     """
-    _, before, after = execution_key_parts()
-    executions = f"{before}{worker_name}{after}"
+    parts = execution_key_parts()
+    executions = f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
     leases = [_held(composite, "") for composite in connection.smembers(executions)]
     with connection.pipeline(transaction=False) as pipe:
         for lease in leases:

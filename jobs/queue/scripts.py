@@ -1,0 +1,16 @@
+"""The Lua scripts that lie beside the code, and what they are told."""
+
+import json
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def load_script(package: str, name: str) -> str:
+    """Reads a script."""
+    return files(package).joinpath(name).read_text()
+
+
+def by_name(arguments: object) -> str:
+    """Writes a dataclass as the one argument that a script reads with `cjson`; None is `nil`."""
+    return json.dumps({name: value for name, value in vars(arguments).items() if value is not None})
