@@ -29,7 +29,8 @@ from mlx_rq.jobs.batch.batch import Batch, BatchOptions
 from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
 from mlx_rq.jobs.batch.state import open_state
-from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.retry import RedisRetry
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -143,20 +144,24 @@ class BatchRunner:
     def _run(self, identity: str) -> None:
         """Takes a batch to its end, however often Redis goes away meanwhile."""
         run = None
-        while not self._closing.is_set():
-            try:
-                run = _Run(self, identity)
-                run.run()
-                return
-            except _ServerStops:
-                return
-            except RedisUnavailable as error:
-                logger.warning("%s waits: %s", identity, error)
-                self._closing.wait(_RETRY_SECONDS)
-            except Exception:
-                logger.exception("%s failed", identity)
-                self._fail(run or _Run(self, identity))
-                return
+
+        def try_again() -> None:
+            nonlocal run
+            run = _Run(self, identity)
+            run.run()
+
+        def waits(error: Exception) -> None:
+            logger.warning("%s waits: %s", identity, error)
+
+        try:
+            if not self._closing.is_set():
+                redis = RedisRetry(waits, seconds=_RETRY_SECONDS)
+                redis.until_done(try_again, self._closing.wait)
+        except _ServerStops:
+            return
+        except Exception:
+            logger.exception("%s failed", identity)
+            self._fail(run or _Run(self, identity))
 
     def _fail(self, run: "_Run") -> None:
         """Ends a batch as failed, once the disk takes that."""

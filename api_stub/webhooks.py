@@ -21,6 +21,7 @@ from mlx_rq.api_stub.settings import Settings
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
 from mlx_rq.jobs.queue.connection import connect
+from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.webhooks import (
     Delivery,
     claim_due,
@@ -76,6 +77,7 @@ class Webhooks:
     def __init__(self, settings: Settings, redis_url: str) -> None:
         self._settings = settings
         self._redis_url = redis_url
+        self._redis = RedisRetry(self._redis_failed, seconds=_RETRY_SECONDS)
 
     async def run(self) -> None:
         """Delivers what is due until it is cancelled; what is on its way then is taken up later."""
@@ -97,15 +99,19 @@ class Webhooks:
                 task.cancel()
 
     async def _claim(self, limit: int) -> list[Delivery]:
-        if not limit:
-            return []
-        connection = connect(self._redis_url)
-        try:
-            return await run_in_threadpool(claim_due, connection, limit, time.time())
-        except RedisError as error:
-            logger.warning("webhooks wait for Redis: %s", error)
-            await asyncio.sleep(_RETRY_SECONDS)
-            return []
+        due: list[Delivery] = []
+        if limit:
+            connection = connect(self._redis_url)
+
+            def claim() -> None:
+                due.extend(claim_due(connection, limit, time.time()))
+
+            await run_in_threadpool(self._redis.attempt, claim)
+        return due
+
+    @staticmethod
+    def _redis_failed(error: Exception) -> None:
+        logger.warning("webhooks wait for Redis: %s", error)
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:

@@ -29,6 +29,7 @@ from mlx_rq.engine.interface import Engine, Outcome
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.worker.integrity import IntegrityChecks
 from mlx_rq.worker.leases.cancellation import Cancellations
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
@@ -36,7 +37,6 @@ from mlx_rq.worker.leases.keeper import LeaseKeeper
 from mlx_rq.worker.leases.recovery import Count, machine
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.process.redis_retry import RedisRetry
 from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.process.throttle import Throttle
 from mlx_rq.worker.results.outbox import Outbox
@@ -86,7 +86,7 @@ class MLXWorker(RQRegistration):
         self._outbox = Outbox(connection, Spool(options.spool), self.was_forgotten_since)
         self._integrity = IntegrityChecks(engine, self._outbox, self._say_in_flight)
         self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
-        self._redis_retry = RedisRetry(self._progress)
+        self._redis_retry = RedisRetry(self._redis_failed)
         self._throttle = Throttle(engine, self._supervisor_pipe)
         self._stop_at: float | None = None
         self._lock = threading.Lock()
@@ -168,6 +168,10 @@ class MLXWorker(RQRegistration):
     def _progress(self) -> None:
         self._leases.progress()
         self._supervisor_pipe.progress()
+
+    def _redis_failed(self, error: Exception) -> None:
+        logger.warning("Redis: %s; trying again", error)
+        self._progress()  # waiting for Redis is no stall
 
     def _finish(self, outcomes: Iterable[Outcome]) -> None:
         """Takes the engine's outcomes; a job that it has forgotten without one ends too."""

@@ -27,6 +27,7 @@ from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP
 from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.retry import RedisRetry
 
 DEFAULT_WINDOW = 2000
 """Jobs on the way: enough for a few workers to plan with, little for Redis to hold."""
@@ -64,6 +65,7 @@ class Flight:
         self._window = window
         self._ordered = ordered
         self._key_of = key_of
+        self._more = False  # lines to read
         self._number = 0  # of the next line that is read
         self._next = 0  # the number of the line that is given out next, where order matters
         self._unsent: list[tuple[int, Line]] = []
@@ -98,17 +100,20 @@ class Flight:
         with reachable(self._connection):
             newest = self._connection.xrevrange(keys.COMPLETIONS, count=1)
         self._position = newest[0][0] if newest else "0-0"
-        lines = iter(lines)
-        more = True
-        while more or self._unsent or self._running or self._held:
-            try:
-                with reachable(self._connection):
-                    more = self._fill(lines, more)
-                    self._collect()
-            except (RedisUnavailable, RedisError) as error:
-                self.note = f"{error} Trying again."
-                time.sleep(_RETRY_SECONDS)
+        redis = RedisRetry(self._redis_failed, seconds=_RETRY_SECONDS)
+        lines, self._more = iter(lines), True
+        while self._more or self._unsent or self._running or self._held:
+            if not redis.attempt(lambda: self._turn(lines)):
+                time.sleep(redis.pause)
             yield self._take_ready()
+
+    def _turn(self, lines: Iterator[Line]) -> None:
+        with reachable(self._connection):
+            self._fill(lines)
+            self._collect()
+
+    def _redis_failed(self, error: Exception) -> None:
+        self.note = f"{error} Trying again."
 
     def forget(self, ended: Iterable[Ended]) -> None:
         """Lets Redis drop answers soon, because they lie safely elsewhere. Errors stay.
@@ -148,12 +153,12 @@ class Flight:
         self._stopped = error
         self._unwanted = list(self._running)
 
-    def _fill(self, lines: Iterator[Line], more: bool) -> bool:
-        """Reads and sends lines where a fair part of the window is free; says if there are more."""
+    def _fill(self, lines: Iterator[Line]) -> None:
+        """Reads and sends lines where a fair part of the window is free."""
         free = self._window - len(self._unsent) - len(self._running) - len(self._held)
-        if more and (free >= self._window // 8 or not self._running):
+        if self._more and (free >= self._window // 8 or not self._running):
             chunk = list(islice(lines, free))
-            more = len(chunk) == free
+            self._more = len(chunk) == free
             for line in chunk:
                 if self._stopped is None and (error := refusal(line)):
                     self._held[self._number] = Ended(line, {"error": error.error})
@@ -164,7 +169,6 @@ class Flight:
             self._wind_up(self._stopped)
         while self._unsent and time.monotonic() >= self._send_at:
             self._send(self._unsent[:JOBS_PER_STEP])
-        return more
 
     def _wind_up(self, error: RequestError) -> None:
         """Ends the lines that were never submitted, and takes jobs that wait out of the queue.

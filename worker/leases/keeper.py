@@ -13,7 +13,6 @@ from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
-from redis.exceptions import RedisError
 from rq import Queue
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
@@ -21,6 +20,7 @@ from rq.worker import BaseWorker
 
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.payload import SERIALIZER
+from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.recovery import recover_expired
@@ -50,6 +50,7 @@ class LeaseKeeper(threading.Thread):
         self._jobs = jobs
         self._describe = describe
         self._recover = recover
+        self._redis = RedisRetry(self._redis_failed, seconds=min(RETRY_SECONDS, self.interval))
         self._stopping = threading.Event()
         self.alone = True
         """No other live worker serves one of this worker's models (as of the last renewal)."""
@@ -75,22 +76,22 @@ class LeaseKeeper(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            stalled = time.monotonic() - self._last_progress > self._stall_seconds
             try:
-                if stalled:
-                    logger.error(
-                        "no progress for %.0f s: leases are not renewed", self._stall_seconds
-                    )
-                else:
-                    self.renew()
-                self._recover_expired()
-            except RedisError as error:
-                logger.warning("leases could not be renewed: %s; trying again", error)
-                self._stopping.wait(min(1.0, self.interval))
-                continue
+                self._redis.attempt(self._keep)
             except Exception:  # a malformed record in Redis must not end the renewals
                 logger.exception("leases: going on after")
-            self._stopping.wait(self.interval)
+            self._stopping.wait(self._redis.pause or self.interval)
+
+    def _keep(self) -> None:
+        if time.monotonic() - self._last_progress > self._stall_seconds:
+            logger.error("no progress for %.0f s: leases are not renewed", self._stall_seconds)
+        else:
+            self.renew()
+        self._recover_expired()
+
+    @staticmethod
+    def _redis_failed(error: Exception) -> None:
+        logger.warning("leases could not be renewed: %s; trying again", error)
 
     def renew(self) -> None:
         """Prolongs all leases and the worker's own record, in one round trip.

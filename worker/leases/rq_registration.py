@@ -7,12 +7,10 @@ from typing import Any
 from redis.exceptions import RedisError
 from rq.worker import BaseWorker, WorkerStatus
 
+from mlx_rq.jobs.queue.retry import RETRY_SECONDS
 from mlx_rq.worker.leases.claim import ClaimedJob
 
 logger = logging.getLogger("mlx_rq.worker")
-
-RETRY_SECONDS = 1.0
-"""Pause until commands are listened for again, after Redis failed."""
 
 
 class NameTaken(ValueError):

@@ -1,1 +1,1 @@
-"""The worker's process: its supervisor, and what a failing Redis means to it."""
+"""The worker's process: its supervisor, their line, and how much of the batch is used."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from redis import Redis
-from redis.exceptions import RedisError
 
+from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, GROWN, REDIS_AWAY, SHRINK_VARIABLE
@@ -225,13 +225,12 @@ class Supervisor:
 
     def _until_redis_answers(self, action: Callable[[], None]) -> None:
         """Does something in Redis, as often as it takes, unless it is time to stop."""
-        while True:
-            try:
-                return action()
-            except RedisError as error:
-                logger.warning("Redis: %s; trying again", error)
-            if self._stop.wait(self._options.first_pause):
-                return None
+        redis = RedisRetry(self._redis_failed, seconds=self._options.first_pause)
+        redis.until_done(action, self._stop.wait)
+
+    @staticmethod
+    def _redis_failed(error: Exception) -> None:
+        logger.warning("Redis: %s; trying again", error)
 
     def _learn(self, life: _Life, code: int) -> None:
         """Draws conclusions from a crash."""

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from mlx_rq.engine.interface import Engine, Partial
+from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.stream import Delta, Kind, publish
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -32,6 +32,7 @@ class StreamPublisher:
         self._clock = clock
         self._told: dict[str, _Told] = {}
         self._due = clock()
+        self._redis = RedisRetry(self._redis_failed, seconds=_PAUSE_SECONDS, clock=clock)
 
     def watch(self, job_id: str) -> None:
         """Publishes a job from now on, from its beginning."""
@@ -46,7 +47,7 @@ class StreamPublisher:
 
         A Redis that takes nothing stops nothing: what it did not take is sent again later.
         """
-        if not self._told or self._clock() < self._due:
+        if not self._told or self._clock() < self._due or self._redis.away:
             return
         self._due = self._clock() + INTERVAL_SECONDS
         news = {
@@ -54,21 +55,20 @@ class StreamPublisher:
             for job_id, said in self._engine.partial(self._told.keys()).items()
             if (deltas := _since(self._told[job_id], said))
         }
-        if not news:
-            return
-        try:
-            with self._connection.pipeline() as pipe:
-                for job_id, deltas in news.items():
-                    publish(pipe, job_id, deltas)
-                pipe.execute()
-        except RedisError as error:
-            logger.warning("Redis did not take the text of %d jobs: %s", len(news), error)
-            self._due = self._clock() + _PAUSE_SECONDS
-            return
-        for job_id, deltas in news.items():
-            told = self._told[job_id]
-            for choice, kind, at, text in deltas:
-                told[choice, kind] = told.get((choice, kind), "")[:at] + text
+        if news and self._redis.attempt(lambda: self._send(news)):
+            for job_id, deltas in news.items():
+                told = self._told[job_id]
+                for choice, kind, at, text in deltas:
+                    told[choice, kind] = told.get((choice, kind), "")[:at] + text
+
+    def _send(self, news: Mapping[str, list[Delta]]) -> None:
+        with self._connection.pipeline() as pipe:
+            for job_id, deltas in news.items():
+                publish(pipe, job_id, deltas)
+            pipe.execute()
+
+    def _redis_failed(self, error: Exception) -> None:
+        logger.warning("Redis did not take the text of %d jobs: %s", len(self._told), error)
 
 
 def _since(told: _Told, said: Sequence[Partial]) -> list[Delta]:
