@@ -1,5 +1,7 @@
 """/v1/jobs: the queue as plain HTTP, for people without an OpenAI client."""
 
+from dataclasses import fields
+from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -12,15 +14,9 @@ from mlx_rq.api_stub.openapi import any_body
 from mlx_rq.api_stub.service import JsonBody, TheService
 from mlx_rq.api_stub.webhooks import check_target
 from mlx_rq.jobs.client.job import UNFINISHED, Job
-from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting
 from mlx_rq.jobs.openai.validation import kind_of, validate
-from mlx_rq.jobs.queue.options import (
-    DEFAULT_MAX_ATTEMPTS,
-    DEFAULT_PRIORITY,
-    DEFAULT_RESULT_TTL,
-    JobOptions,
-)
+from mlx_rq.jobs.queue.options import JobOptions
 
 router = APIRouter(tags=["jobs"])
 
@@ -28,15 +24,24 @@ LONGEST_WAIT = 300.0
 _COME_AGAIN = {"retry-after": "1"}
 
 
-async def job_options(
-    priority: Priority = DEFAULT_PRIORITY,
-    result_ttl: Annotated[int, Query(ge=1, lt=2**31)] = DEFAULT_RESULT_TTL,
-    timeout: Annotated[float | None, Query(gt=0, lt=2**31)] = None,
-    max_attempts: Annotated[int, Query(ge=1, le=100)] = DEFAULT_MAX_ATTEMPTS,
-    webhook: Annotated[str | None, Query(examples=["https://example.org/hook"])] = None,
-) -> JobOptions:
+async def job_options(**given: Any) -> JobOptions:
     """Reads what a producer may say about a job beside its body."""
-    return JobOptions(priority, result_ttl, timeout, max_attempts, webhook=webhook)
+    return JobOptions(**given)
+
+
+# FastAPI takes the query's parameters from here.
+job_options.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[field.type, Query(**field.metadata["http"])],
+        )
+        for field in fields(JobOptions)
+        if field.metadata["http"] is not None
+    ]
+)
 
 
 @router.post("/v1/jobs", status_code=202, openapi_extra=any_body())

@@ -1,7 +1,12 @@
-"""What a producer may say about a job beside its body."""
+"""What a producer may say about a job beside its body.
 
-from dataclasses import dataclass
-from typing import Any
+An option is declared here, once: in `JobOptions` and, by its type, in `JobOptionFields`. The
+command line and `/v1/jobs` make theirs of it; `submit` repeats it in its signature. What it does is
+up to `enqueue.py` and the worker.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import PRIORITIES, Priority
@@ -21,6 +26,7 @@ MAX_SECONDS = 2**31 - 1
 """The longest time to live and timeout: Redis and RQ count them in 32 bits."""
 
 DEFAULT_MAX_ATTEMPTS = 3
+MOST_ATTEMPTS = 100
 
 RECOVERY_RETRIES = 3
 """Retries that RQ is given beyond our own limit.
@@ -31,22 +37,64 @@ it as a dead letter with an error object.
 """
 
 
+def _offered(
+    *, http: dict[str, Any] | None = None, command: str | None = None
+) -> dict[str, dict[str, Any] | str | None]:
+    """Says where else an option is offered.
+
+    `http`: the limits of the parameter of `/v1/jobs`; `command`: the help of the command line's
+    option. None: it has none of that name.
+    """
+    return {"http": http, "command": command}
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Options of one submission; raises RequestError for a value out of its range.
+    """Options of one submission; raises RequestError for a value out of its range."""
 
-    `result_ttl` in seconds, counted from the end of the job; `timeout` in seconds, counted in
-    each attempt from when the job is generated; `max_attempts` counts the attempts that died with
-    their worker. With `stream`, the worker publishes the text while it generates it (`stream.py`).
-    A `webhook` is a URL that an HTTP server of this queue calls once the job has ended.
-    """
+    priority: Priority = field(
+        default=DEFAULT_PRIORITY, metadata=_offered(http={}, command="Which jobs are taken first.")
+    )
+    """One of high, default and low: a worker takes jobs of a higher priority first. What a body
+    itself says, in its `background_options`, goes before it."""
 
-    priority: Priority = DEFAULT_PRIORITY
-    result_ttl: int = DEFAULT_RESULT_TTL
-    timeout: float | None = None
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    stream: bool = False
-    webhook: str | None = None
+    result_ttl: int = field(
+        default=DEFAULT_RESULT_TTL,
+        metadata=_offered(
+            http={"ge": 1, "lt": MAX_SECONDS + 1}, command="Seconds to keep a result."
+        ),
+    )
+    """Whole seconds, 1 to 2**31 - 1, by default 7 days: how long the result, and all that is known
+    of the job, is kept from the end of the job."""
+
+    timeout: float | None = field(
+        default=None,
+        metadata=_offered(
+            http={"gt": 0, "lt": MAX_SECONDS + 1},
+            command="Seconds that an attempt may take, once it has begun.",
+        ),
+    )
+    """Seconds, above 0 and up to 2**31 - 1: how long each attempt may take, counted from when the
+    job is generated. None: no limit."""
+
+    max_attempts: int = field(
+        default=DEFAULT_MAX_ATTEMPTS,
+        metadata=_offered(
+            http={"ge": 1, "le": MOST_ATTEMPTS},
+            command="How often a job is begun whose worker dies with it.",
+        ),
+    )
+    """1 to 100, by default 3: how often the job is begun. Only attempts count that died with their
+    worker."""
+
+    stream: bool = field(default=False, metadata=_offered())
+    """Whether the worker publishes the text while it generates it (`stream.py`)."""
+
+    webhook: str | None = field(
+        default=None, metadata=_offered(http={"examples": ["https://example.org/hook"]})
+    )
+    """A URL, http or https, that an HTTP server of this queue calls once the job has ended. None:
+    none is called."""
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
@@ -59,12 +107,23 @@ class JobOptions:
             or not 0 < self.timeout <= MAX_SECONDS
         ):
             raise _invalid("timeout", self.timeout, "seconds above 0, or None for no limit")
-        if not _is_integer(self.max_attempts) or not 1 <= self.max_attempts <= 100:
+        if not _is_integer(self.max_attempts) or not 1 <= self.max_attempts <= MOST_ATTEMPTS:
             raise _invalid("max_attempts", self.max_attempts, "a whole number from 1 to 100")
         if self.webhook is not None:
             if not isinstance(self.webhook, str):
                 raise _invalid("webhook", self.webhook, "a URL")
             check_url(self.webhook)
+
+
+class JobOptionFields(TypedDict, total=False):
+    """The same as keyword arguments, for `**options: Unpack[JobOptionFields]`."""
+
+    priority: Priority
+    result_ttl: int
+    timeout: float | None
+    max_attempts: int
+    stream: bool
+    webhook: str | None
 
 
 def _is_integer(value: Any) -> bool:

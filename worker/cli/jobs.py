@@ -13,11 +13,10 @@ from mlx_rq.jobs.client import submit as submit_module
 from mlx_rq.jobs.client.job import Job, fetch
 from mlx_rq.jobs.openai.answers import said_in
 from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
-from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue.connection import connect, reachable
-from mlx_rq.jobs.queue.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_RESULT_TTL
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.job_options import job_options
 from mlx_rq.worker.cli.queue import limit_lines
 
 
@@ -56,10 +55,7 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 @click.option(
     "-p", "--parameter", multiple=True, metavar="NAME=VALUE", help="Any field of the body."
 )
-@option("--priority", type=click.Choice(PRIORITIES), default=DEFAULT_PRIORITY)
-@option("--result-ttl", type=int, default=DEFAULT_RESULT_TTL, help="Seconds to keep the result.")
-@option("--timeout", type=float, help="Seconds that an attempt may take, once it has begun.")
-@option("--max-attempts", type=int, default=DEFAULT_MAX_ATTEMPTS)
+@job_options()
 @option("--idempotency-key", metavar="KEY", help="Same key and body: the same job, not a second.")
 @option("--wait", is_flag=True, help="Wait for the answer and print it.")
 @json_option
