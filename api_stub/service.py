@@ -1,7 +1,7 @@
 """Takes a request's body to the queue: the way of every job through the server.
 
-`read_json` → `Service.submit` (kind, model, room, then `mlx_rq.jobs.client.submit`) → a job, on
-which an endpoint waits (`long_poll.py`) or whose id it answers with.
+`read_json` → `Service.submit` (kind, model, room, then as `mlx_rq.submit` does) → a job, on which
+an endpoint waits (`long_poll.py`) or whose id it answers with.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -24,14 +23,17 @@ from mlx_rq.api_stub.middleware import OWNER
 from mlx_rq.api_stub.quota import Quota, Room
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.api_stub.webhooks import Webhooks
+from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
-from mlx_rq.jobs.client.submit import submit
+from mlx_rq.jobs.client.submit import send
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.prepare import prepare
 from mlx_rq.jobs.queue.workers import live_workers
 
 logger = logging.getLogger("mlx_rq.api_stub")
@@ -79,10 +81,12 @@ class Service:
         options: JobOptions = _DEFAULTS,
         waits: bool = False,
         any_model: bool = False,
+        wanted: JobRequest | None = None,
     ) -> Job:
         """Puts a job into the queue under the request's Idempotency-Key, if it has one.
 
-        As at OpenAI, a body has to name its model, unless `any_model` will do.
+        As at OpenAI, a body has to name its model, unless `any_model` will do. `wanted` is the
+        body's request where that was validated already.
 
         Raises RequestError where the body is wrong, ApiError where no live worker serves the model
         (an endpoint that `waits` never takes such a job) or too many jobs wait for it.
@@ -98,11 +102,12 @@ class Service:
                 param="model",
             )
         owner: str = request.scope["state"][OWNER]
-        return await run_in_threadpool(self._submit, body, options, waits, key, owner)
+        return await run_in_threadpool(self._submit, body, wanted, options, waits, key, owner)
 
     def _submit(
         self,
         body: Mapping[str, Any],
+        wanted: JobRequest | None,
         options: JobOptions,
         waits: bool,
         idempotency_key: str | None,
@@ -114,9 +119,9 @@ class Service:
                 self.check_served(model or ANY_MODEL, waits=waits)
                 self._room.check(self.connection, model or ANY_MODEL)
         with self._quota.place(self.connection, owner) as place:
-            job = submit(
-                body, idempotency_key=idempotency_key, redis_url=self.redis_url, **asdict(options)
-            )
+            prepared = with_history(prepare(body, request=wanted), self.redis_url)
+            keys = None if idempotency_key is None else [idempotency_key]
+            (job,) = send([prepared], options, keys, redis_url=self.redis_url)
             place.job_id = job.id
             return job
 

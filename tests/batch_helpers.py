@@ -17,6 +17,8 @@ from fakes import FakeEngine, answer, eventually
 
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.batch import files as batch_files
+from mlx_rq.jobs.batch.lines import Line, read_request
+from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 
@@ -47,6 +49,15 @@ def full_disk_at(custom_id: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_files, "encode_record", full)
         yield
+
+
+def refusal(line: Line) -> RequestError | None:
+    """Why a line cannot be put into the queue; None where it can."""
+    try:
+        read_request(line)
+    except RequestError as error:
+        return error
+    return None
 
 
 def write_jsonl(path: Path, values: Iterable[Any]) -> Path:

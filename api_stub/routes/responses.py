@@ -42,7 +42,7 @@ async def create_response(request: Request, body: JsonBody, service: TheService)
         stream=wanted_stream is not None,
     )
     job = await service.submit(
-        request, wanted.kind, body, options=options, waits=not wanted.background
+        request, wanted.kind, body, options=options, waits=not wanted.background, wanted=wanted
     )
     if wanted_stream is not None:
         keep = wanted.background is True or keeps_its_job(request, service)

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,17 +16,18 @@ from redis.exceptions import RedisError
 from rq.job import Job as RQJob
 from rq.results import Result
 
-from mlx_rq.jobs.batch.lines import Line, refusal
+from mlx_rq.jobs.batch.lines import Line, prepare_line
 from mlx_rq.jobs.batch.lookup import note_of, result_of, submitted_before, withdraw
 from mlx_rq.jobs.batch.records import Ended
+from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job, ended_among
-from mlx_rq.jobs.client.submit import submit_many
 from mlx_rq.jobs.openai.answers import Usage, usage_of
 from mlx_rq.jobs.openai.errors import JobNotFound, QueueFull, RedisUnavailable, RequestError
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import connect, reachable
-from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP
+from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP, enqueue
 from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.prepare import Prepared
 from mlx_rq.jobs.queue.retry import RedisRetry
 
 DEFAULT_WINDOW = 2000
@@ -69,6 +70,7 @@ class Flight:
         self._number = 0  # of the next line that is read
         self._next = 0  # the number of the line that is given out next, where order matters
         self._unsent: list[tuple[int, Line]] = []
+        self._prepared: dict[int, Prepared] = {}  # what is sent of a line, by its number
         self._running: dict[str, tuple[int, Line]] = {}
         self._held: dict[int, Ended] = {}
         self._position: Any = None
@@ -123,9 +125,7 @@ class Flight:
         done = [
             item
             for item in ended
-            if item.job_id is not None
-            and item.error is None
-            and item.line.body.get("store") is not True
+            if item.job_id is not None and item.error is None and not item.line.is_stored
         ]
         # Without Redis they go at their own time to live.
         with suppress(RedisError), self._connection.pipeline(transaction=False) as pipe:
@@ -160,21 +160,29 @@ class Flight:
             chunk = list(islice(lines, free))
             self._more = len(chunk) == free
             for line in chunk:
-                if self._stopped is None and (error := refusal(line)):
-                    self._held[self._number] = Ended(line, {"error": error.error})
-                else:
-                    self._unsent.append((self._number, line))
-                self._number += 1
+                self._take_in(line)
         if self._stopped is not None:
             self._wind_up(self._stopped)
         while self._unsent and time.monotonic() >= self._send_at:
             self._send(self._unsent[:JOBS_PER_STEP])
+
+    def _take_in(self, line: Line) -> None:
+        """Makes a line ready, unless nothing is sent any more; ends it where it cannot be sent."""
+        number, self._number = self._number, self._number + 1
+        if self._stopped is None:
+            try:
+                self._prepared[number] = prepare_line(line)
+            except RequestError as error:
+                self._held[number] = Ended(line, {"error": error.error})
+                return
+        self._unsent.append((number, line.without_body()))
 
     def _wind_up(self, error: RequestError) -> None:
         """Ends the lines that were never submitted, and takes jobs that wait out of the queue.
 
         Lines that an earlier flight submitted have jobs, which may have ended, or go on.
         """
+        self._prepared.clear()
         while chunk := self._unsent[:JOBS_PER_STEP]:
             job_ids: Sequence[str | None] = [None] * len(chunk)
             if self._key_of is not None:
@@ -185,26 +193,17 @@ class Flight:
                 if job_id is None:
                     self._held[number] = Ended(line, {"error": error.error})
                 else:
-                    self._set_out(job_id, number, line)
+                    self._running[job_id] = number, line
                     self._unwanted.append(job_id)
         while self._unwanted:
             withdraw(Job(self._unwanted[-1], self._redis_url))
             self._unwanted.pop()  # not before: Redis may go away meanwhile
 
-    def _set_out(self, job_id: str, number: int, line: Line) -> None:
-        # The body lies in Redis now; of the copy here, only whether it is to stay there.
-        kept = {"store": True} if line.body.get("store") is True else {}
-        self._running[job_id] = number, replace(line, body=kept)
-
     def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
-        lines = [line for _, line in chunk]
+        line_keys = None if self._key_of is None else [self._key_of(line) for _, line in chunk]
         try:
-            jobs = submit_many(
-                [line.body for line in lines],
-                idempotency_keys=None if self._key_of is None else [*map(self._key_of, lines)],
-                redis_url=self._redis_url,
-                **asdict(self._options),
-            )
+            jobs = [with_history(self._prepared[number], self._redis_url) for number, _ in chunk]
+            job_ids = enqueue(self._connection, jobs, self._options, line_keys)
         except QueueFull as error:
             self._wait_for_room(chunk, error)
             return
@@ -213,8 +212,9 @@ class Flight:
             return
         self._full = None
         del self._unsent[: len(chunk)]
-        for job, (number, line) in zip(jobs, chunk, strict=True):
-            self._set_out(job.id, number, line)
+        for job_id, (number, line) in zip(job_ids, chunk, strict=True):
+            self._running[job_id] = number, line
+            del self._prepared[number]
 
     def _wait_for_room(self, chunk: Sequence[tuple[int, Line]], error: QueueFull) -> None:
         """Sends as many as there is room for now, and the others later: none is lost."""
@@ -237,9 +237,8 @@ class Flight:
                     return
             return
         ((number, line),) = chunk
-        del self._unsent[:1]
-        message = str(error).removeprefix("bodies[0]: ")
-        self._held[number] = Ended(line, {"error": {**error.error, "message": message}})
+        del self._unsent[:1], self._prepared[number]
+        self._held[number] = Ended(line, {"error": error.error})
 
     def _collect(self) -> None:
         """Waits up to a second for jobs to end, unless some have, and takes their results."""

@@ -10,12 +10,17 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+from pydantic_core import from_json
 
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
-from mlx_rq.jobs.openai.validation import encode_body, short, validate
+from mlx_rq.jobs.openai.validation import short, validate
+from mlx_rq.jobs.queue.prepare import Prepared, check_encoded
 
 KIND_BY_URL: Mapping[str, str] = {
     request.url: kind for kind, request in KINDS.items() if request.url is not None
@@ -25,21 +30,30 @@ MAX_LINE_BYTES = 32 * 1024 * 1024
 """The longest line that is read. A body of the size that jobs may have is shorter, even escaped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One request of the input, or what is wrong with it (`fault`).
 
-    `number` counts lines or rows from 1. `fingerprint` changes with all that shapes the answer.
-    `row` holds the columns that a dataset repeats beside the answer.
+    `number` counts lines or rows from 1. `encoded` is the body as JSON. `fingerprint` changes with
+    all that shapes the answer. `row` holds the columns that a dataset repeats beside the answer.
     """
 
     number: int
     custom_id: str | None
     url: str
     body: Mapping[str, Any]
+    encoded: bytes
     fingerprint: bytes
     row: Mapping[str, Any]
     fault: RequestError | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its answer is to be kept after it was written to the output."""
+        return self.body.get("store") is True
+
+    def without_body(self) -> "Line":
+        """Gives the line as it is kept while its job runs; the body lies in Redis then."""
+        return self._replace(body={"store": True} if self.is_stored else {}, encoded=b"")
 
 
 class Source(Protocol):
@@ -74,10 +88,13 @@ def good_line(
     """Makes the line of a request that can be tried; raises RequestError where it is not JSON."""
     try:
         # Key order counts: it reaches prompts through tools and schemas.
-        text = json.dumps([custom_id, url, body])
+        encoded = json.dumps(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
-    return Line(number, custom_id, url, body, digest(text.encode()), row)
+    # That of the list of the three as JSON.
+    beginning = f"[{encode_basestring_ascii(custom_id)}, {encode_basestring_ascii(url)}, "
+    fingerprint = digest(b"%s%s]" % (beginning.encode(), encoded))
+    return Line(number, custom_id, url, body, encoded, fingerprint, row)
 
 
 def bad_line(
@@ -90,7 +107,7 @@ def bad_line(
 ) -> Line:
     """Makes the line of something that is no request; `raw` tells it from other bad lines."""
     fingerprint = digest(b"%d:%s:%s" % (number, str(fault).encode(), raw))
-    return Line(number, custom_id, "", {}, fingerprint, row or {"custom_id": custom_id}, fault)
+    return Line(number, custom_id, "", {}, b"", fingerprint, row or {"custom_id": custom_id}, fault)
 
 
 def digest(data: bytes) -> bytes:
@@ -98,16 +115,18 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def refusal(line: Line) -> RequestError | None:
-    """Says why the line cannot be put into the queue; None where it can."""
+def read_request(line: Line) -> JobRequest:
+    """Validates a line; raises RequestError where it cannot be put into the queue."""
     if line.fault is not None:
-        return line.fault
-    try:
-        validate(KIND_BY_URL[line.url], line.body)
-        encode_body(line.body)
-    except RequestError as error:
-        return error
-    return None
+        raise line.fault
+    request = validate(KIND_BY_URL[line.url], line.body)
+    check_encoded(line.encoded, line.body)
+    return request
+
+
+def prepare_line(line: Line) -> Prepared:
+    """Makes a line ready for the queue; raises RequestError where it cannot be put there."""
+    return Prepared.of(read_request(line), line.body, line.encoded)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -135,7 +154,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
             f"The line is longer than {MAX_LINE_BYTES:,} bytes.", code="request_too_large"
         )
     try:
-        value = json.loads(raw.decode())
+        value = _read_json(raw)
     except UnicodeDecodeError as error:
         raise RequestError(f"This line is not UTF-8: {error}.", code="invalid_json_line") from None
     except (ValueError, RecursionError):
@@ -145,6 +164,13 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("This line is not a JSON object.", code="invalid_json_line")
     return value
+
+
+def _read_json(raw: bytes) -> Any:
+    try:
+        return from_json(raw)  # much faster
+    except ValueError:  # which may be a deep nesting, or half of a surrogate pair
+        return json.loads(raw.decode())
 
 
 @dataclass(frozen=True)

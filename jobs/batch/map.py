@@ -8,7 +8,6 @@ from mlx_rq.jobs.batch.lines import Line, bad_line, good_line
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.batch.tables import ROW_URL, iterate_rows
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
-from mlx_rq.jobs.client.submit import response_format
 from mlx_rq.jobs.openai.answers import Schema, text_of, value_of
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError
 from mlx_rq.jobs.openai.priority import Priority
@@ -18,6 +17,7 @@ from mlx_rq.jobs.queue.options import (
     DEFAULT_RESULT_TTL,
     JobOptions,
 )
+from mlx_rq.jobs.queue.prepare import response_format
 
 Row = Mapping[str, Any]
 

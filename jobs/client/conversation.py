@@ -1,24 +1,34 @@
 """Goes on from an earlier response: what it was made from and what it said become input."""
 
-from collections.abc import Mapping
+import json
 from typing import Any
 
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout
+from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.response_object import job_of
 from mlx_rq.jobs.openai.responses import ResponsesRequest
+from mlx_rq.jobs.openai.validation import encode_body
+from mlx_rq.jobs.queue.affinity import affinity_of
+from mlx_rq.jobs.queue.prepare import Prepared
 
 Item = dict[str, Any]
 
 
-def with_history(body: Mapping[str, Any], redis_url: str | None) -> dict[str, Any]:
-    """Copies the body of a responses job, all that came before its `previous_response_id` in it.
+def with_history(prepared: Prepared, redis_url: str | None) -> Prepared:
+    """Puts all that came before a job's `previous_response_id` into its body, where it has one.
 
     The earlier job's instructions are not inherited. Raises RequestError where there is no such
     response (any more), it was not to be stored, or it has no answer.
     """
-    previous = body["previous_response_id"]
-    return {**body, "input": [*_said_before(previous, redis_url), *items_of(body["input"])]}
+    if prepared.continues is None:
+        return prepared
+    before = _said_before(prepared.continues, redis_url)
+    body = KINDS[prepared.kind].amended(
+        json.loads(prepared.encoded),
+        lambda body: {**body, "input": [*before, *items_of(body["input"])]},
+    )
+    return prepared._replace(encoded=encode_body(body), affinity=affinity_of(body), continues=None)
 
 
 def items_of(given: str | list[Item]) -> list[Item]:

@@ -1,33 +1,30 @@
-"""Puts jobs into the queue: validate, write JSON, wake a worker. The first stop of every job."""
+"""Puts jobs into the queue: prepare, enqueue, wake a worker. The first stop of every job."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
-
-from pydantic import BaseModel
+from typing import Any, Unpack
 
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
+from mlx_rq.jobs.openai.answers import Schema
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.priority import Priority
-from mlx_rq.jobs.openai.requests import ANY_MODEL
-from mlx_rq.jobs.openai.validation import encode_body, kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.enqueue import Checked, enqueue
+from mlx_rq.jobs.queue.enqueue import enqueue
 from mlx_rq.jobs.queue.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_PRIORITY,
     DEFAULT_RESULT_TTL,
+    JobOptionFields,
     JobOptions,
 )
+from mlx_rq.jobs.queue.prepare import Prepared, prepare, response_format
 
 
 def submit(
     body: Mapping[str, Any] | None = None,
     /,
     *,
-    schema: type[BaseModel] | Mapping[str, Any] | None = None,
+    schema: Schema | None = None,
     priority: Priority = DEFAULT_PRIORITY,
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
@@ -40,103 +37,99 @@ def submit(
 ) -> Job:
     """Puts one job into the queue and returns it at once.
 
-    The body is given as one mapping or as keyword arguments: `messages=[…]` makes a chat job,
-    `prompt="…"` a completion, `input="…"` a response; `count_tokens={"messages": […]}` counts the
-    tokens of such a body's prompt, and generates nothing. `schema`, a pydantic class or a JSON
-    schema, asks for an answer of that shape. With an `idempotency_key`, a second call with the same
-    body returns the first job.
+    The body, in OpenAI's fields, is given as one mapping or as keyword arguments:
 
-    Raises RequestError (nothing was enqueued) where the body or an option is wrong,
-    IdempotencyConflict where the key was used for another body, QueueFull where the operator's
-    limits leave no room, RedisUnavailable without Redis.
+    body: the request as a mapping. `messages` make it a chat job, `prompt` a completion, `input` a
+        response; `count_tokens`, with such a body in it, counts the tokens of its prompt and
+        generates nothing. `model` says which model answers, by default any worker's. At most 4 MiB
+        of JSON (MLX_RQ_MAX_BODY of the environment, as 16MB).
+    fields: fields of the body, over those of `body`.
+    schema: a pydantic class or a JSON schema that the answer follows; goes into the body as its
+        `response_format`. By default the answer is free text, or what the body asks for.
+
+    Options of the job (`JobOptions`; their limits stand there):
+
+    priority: "high", "default" or "low": which jobs are taken first; "default".
+    result_ttl: whole seconds that the result is kept after the end of the job; 7 days.
+    timeout: seconds that an attempt may take, from when it is generated; None, no limit.
+    max_attempts: how often the job is begun whose worker dies with it, 1 to 100; 3.
+    stream: whether the worker publishes the text while it generates it; False.
+    webhook: a URL that a server of the queue calls once the job has ended; None.
+
+    And where it goes:
+
+    idempotency_key: a name for this submission, any text. Another one with the same key and body
+        returns the first job, as long as that is kept. None: every call makes a job.
+    redis_url: where the queue is: redis://, rediss:// or unix://. By default MLX_RQ_REDIS_URL of
+        the environment, then a running `mlx-rq up` of this user, then redis://localhost:6379/0.
+
+    Raises, and then nothing was enqueued:
+    RequestError where the body, an option or the URL is wrong; it has OpenAI's `code` and `param`.
+    IdempotencyConflict (a RequestError) where the key was used for another body.
+    QueueFull (a RequestError) where the operator's limits leave no room.
+    RedisUnavailable where Redis cannot be reached or refuses; after a lost connection the job may
+    be enqueued all the same, so submit again under the same `idempotency_key`.
     """
     options = JobOptions(priority, result_ttl, timeout, max_attempts, stream, webhook)
     whole = fields if body is None else {**body, **fields} if isinstance(body, Mapping) else body
     redis_url = resolve_url(redis_url)
-    checked = _check(whole, schema, redis_url)
-    connection = connect(redis_url)
-    with reachable(connection):
-        once = None if idempotency_key is None else [idempotency_key]
-        (job_id,) = enqueue(connection, [checked], options, once)
-    return Job(job_id, redis_url, schema=schema)
+    answer_format = None if schema is None else response_format(schema)
+    prepared = with_history(prepare(whole, answer_format), redis_url)
+    idempotency_keys = None if idempotency_key is None else [idempotency_key]
+    (job,) = send([prepared], options, idempotency_keys, redis_url=redis_url, schema=schema)
+    return job
 
 
 def submit_many(
     bodies: Iterable[Mapping[str, Any]],
     *,
-    schema: type[BaseModel] | Mapping[str, Any] | None = None,
-    priority: Priority = DEFAULT_PRIORITY,
-    result_ttl: int = DEFAULT_RESULT_TTL,
-    timeout: float | None = None,
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    stream: bool = False,
-    webhook: str | None = None,
+    schema: Schema | None = None,
     idempotency_keys: Sequence[str] | None = None,
     redis_url: str | None = None,
+    **options: Unpack[JobOptionFields],
 ) -> list[Job]:
     """Puts many jobs into the queue, hundreds in one step; returns them in input order.
 
-    Every body is checked, and there is room for all, before the first is enqueued. Options apply
-    to all; `idempotency_keys` has one for each body. Raises as `submit` does; the message of a
-    RequestError about a body names it, as in `bodies[3]: …`.
+    Every body is checked, and there is room for all, before the first is enqueued.
+
+    bodies: requests, each as `submit` takes it; of any kinds and models.
+    schema: as of `submit`, for all of them.
+    options: `priority`, `result_ttl`, `timeout`, `max_attempts`, `stream`, `webhook`, as of
+        `submit`, for all of them.
+    idempotency_keys: one for each body, all different; None: every call makes new jobs.
+    redis_url: as of `submit`.
+
+    Raises as `submit` does; the message of a RequestError about a body names it, as in
+    `bodies[3]: …`. IdempotencyConflict and RedisUnavailable may come when a step of 500 jobs was
+    enqueued before; with the same `idempotency_keys` a second call makes none of those again.
     """
-    options = JobOptions(priority, result_ttl, timeout, max_attempts, stream, webhook)
+    job_options = JobOptions(**options)
     redis_url = resolve_url(redis_url)
-    checked: list[Checked] = []
+    answer_format = None if schema is None else response_format(schema)
+    prepared: list[Prepared] = []
     for index, body in enumerate(bodies):
         try:
-            checked.append(_check(body, schema, redis_url))
+            prepared.append(with_history(prepare(body, answer_format), redis_url))
         except RequestError as error:
             raise RequestError(
                 f"bodies[{index}]: {error}", code=error.code, param=error.param
             ) from None
-    if idempotency_keys is not None:
-        _check_keys(idempotency_keys, len(checked))
+    return send(prepared, job_options, idempotency_keys, redis_url=redis_url, schema=schema)
+
+
+def send(
+    prepared: Sequence[Prepared],
+    options: JobOptions,
+    idempotency_keys: Sequence[str] | None = None,
+    *,
+    redis_url: str,
+    schema: Schema | None = None,
+) -> list[Job]:
+    """Enqueues what was prepared; returns the jobs, which read answers by the `schema`.
+
+    Raises as `enqueue` does, and RedisUnavailable.
+    """
     connection = connect(redis_url)
     with reachable(connection):
-        job_ids = enqueue(connection, checked, options, idempotency_keys)
-        return [Job(job_id, redis_url, schema=schema) for job_id in job_ids]
-
-
-def _check_keys(idempotency_keys: Sequence[str], bodies: int) -> None:
-    """Raises RequestError unless every body has a key of its own."""
-    distinct = len(set(idempotency_keys))
-    if not bodies == len(idempotency_keys) == distinct:
-        raise RequestError(
-            f"Invalid 'idempotency_keys': expected {bodies} different keys, one for each body, "
-            f"but got {len(idempotency_keys)}, of which {distinct} are different.",
-            code="invalid_value",
-            param="idempotency_keys",
-        )
-
-
-def _check(
-    body: Mapping[str, Any],
-    schema: type[BaseModel] | Mapping[str, Any] | None,
-    redis_url: str | None,
-) -> Checked:
-    if not isinstance(body, Mapping):
-        raise RequestError(
-            f"Invalid body: expected an object, but got a {type(body).__name__} instead.",
-            code="invalid_type",
-        )
-    kind = kind_of(body)
-    if schema is not None:
-        body = KINDS[kind].with_schema(body, response_format(schema))
-    request = validate(kind, body)
-    if request.continues is not None:
-        body = KINDS[kind].amended(body, partial(with_history, redis_url=redis_url))
-    size = len(encode_body(body))
-    return Checked(kind, request.model or ANY_MODEL, body, size, request.priority)
-
-
-def response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a schema as the `response_format` that OpenAI's client would send for it."""
-    if isinstance(schema, Mapping):
-        name, json_schema = "answer", dict(schema)
-    else:
-        name, json_schema = schema.__name__, schema.model_json_schema()
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": name, "schema": json_schema, "strict": True},
-    }
+        job_ids = enqueue(connection, prepared, options, idempotency_keys)
+    return [Job(job_id, redis_url, schema=schema) for job_id in job_ids]

@@ -19,6 +19,7 @@ from mlx_rq.jobs.openai.structured import (
 )
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_SHAPING = frozenset({"response_format", "structured_outputs", *_GUIDED})
 
 
 class GenerationRequest(JobRequest, Sampling):
@@ -37,6 +38,8 @@ class GenerationRequest(JobRequest, Sampling):
     @property
     def shape(self) -> Shape | None:
         """What the answer must be, None for free text."""
+        if _SHAPING.isdisjoint(self.model_fields_set):
+            return None
         guided = {name: getattr(self, name) for name in _GUIDED}
         return shape_of(self._format, self.structured_outputs, guided)
 

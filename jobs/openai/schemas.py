@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 MAX_SCHEMA_BYTES = 256 * 1024
@@ -19,6 +20,7 @@ MAX_ENUM_VALUES = 10_000
 MAX_PROPERTIES = 5_000
 MAX_OPTIONAL_PROPERTIES = 1_000
 MAX_MULTIPLE = 10_000
+_TOO_DEEP = f"it is nested more than {MAX_NESTING} levels deep."
 _ENDLESS = 10**30
 """Larger numbers are not told apart: none of them is near the cap."""
 
@@ -54,16 +56,29 @@ def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 def over_caps(schema: Any) -> str | None:
     """Says which cap a schema exceeds, as the end of an error message; None where it keeps all."""
-    if _nesting(schema) > MAX_NESTING:
-        return f"it is nested more than {MAX_NESTING} levels deep."
     try:
-        size = len(json.dumps(schema, ensure_ascii=False).encode())
+        text = json.dumps(schema, ensure_ascii=False)
+        size = len(text.encode())
+        if size > MAX_SCHEMA_BYTES:
+            return f"it has {size:,} bytes; the limit is {MAX_SCHEMA_BYTES:,}."
+        return _over_counts(text)
+    except RecursionError:
+        return _TOO_DEEP
     except UnicodeEncodeError:
         return "it holds half of a surrogate pair, which is no text."
     except (TypeError, ValueError) as error:  # an object of Python's, or an endless integer
         return f"it is not JSON: {error}."
-    if size > MAX_SCHEMA_BYTES:
-        return f"it has {size:,} bytes; the limit is {MAX_SCHEMA_BYTES:,}."
+
+
+@lru_cache(maxsize=32)
+def _over_counts(text: str) -> str | None:
+    """Says of a schema's JSON which cap beside that on its size it exceeds.
+
+    The lines of a batch mostly have one schema: that is counted once.
+    """
+    schema = json.loads(text)
+    if _nesting(schema) > MAX_NESTING:
+        return _TOO_DEEP
     enums = properties = 0
     multiples: set[int] = set()
     for node in subschemas(schema):

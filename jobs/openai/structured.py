@@ -166,12 +166,12 @@ def shape_of(
             what = f"response_format '{wanted.name}'"
             shapes.append(Shape("json", schema, bool(wanted.strict), what, "response_format"))
     given = {} if outputs is None else outputs.model_dump(by_alias=True)
-    fields = {f"structured_outputs.{kind}": (kind, value) for kind, value in given.items()}
-    fields |= {name: (name.removeprefix("guided_"), value) for name, value in guided.items()}
-    for name, (kind, value) in fields.items():
+    fields = {f"structured_outputs.{kind}": value for kind, value in given.items()}
+    for name, value in {**fields, **guided}.items():
         if value is not None:
+            kind: Any = name.removeprefix("structured_outputs.").removeprefix("guided_")
             schema = _read(value, name) if kind == "json" else value
-            shapes.append(Shape(kind, schema, True, name, name))  # type: ignore[arg-type]
+            shapes.append(Shape(kind, schema, True, name, name))
     if len(shapes) > 1:
         raise RequestError(
             f"An answer can have one shape only, but {' and '.join(s.what for s in shapes)} ask "

@@ -4,11 +4,14 @@
 -- another body. A job whose idempotency key has a job already is not made again, as long as that
 -- one is kept.
 --
--- KEYS: RQ's set of queues, then for each queue its list and its model's wake-up list. The limits
--- are none of the KEYS, which one has to be allowed to write.
--- ARGV: what the constants below read, then for each job its queue's number, its id, its record,
--- its idempotency record (empty without a key) with the hash of the body and the seconds to live,
--- and the number of its record's fields and values, which follow.
+-- Jobs come in groups, whose records have most fields in common.
+--
+-- KEYS: RQ's set of queues, then for each group its queue's list and its model's wake-up list. The
+-- limits are none of the KEYS, which one has to be allowed to write.
+-- ARGV: what the constants below read, then for each group the number of the fields and values that
+-- its records have in common, which follow; then for each job its group's number, its id, its
+-- idempotency record (empty without a key), the hash of its body, and of its own record `data`,
+-- `meta` and `enqueued_at`.
 --
 -- Returns {'enqueued', job id, ...} in the order of the jobs, {'conflict', number of the job},
 -- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
@@ -18,20 +21,30 @@ local limits, queue_prefix, wake_ups_kept, wake_up_seconds = ARGV[1], ARGV[2], A
 -- Of a larger submission, sent in parts, this is what comes later; `admitted` are parts after the
 -- first one: they were counted with it.
 local coming_jobs, coming_bytes, admitted = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
-local job_prefix = ARGV[8]
-local FIRST_JOB = 9
-local FIXED = 7
+-- `kept`: how many seconds an idempotency record lives.
+local job_prefix, kept = ARGV[8], ARGV[9]
+local FIRST_GROUP = 10
+local PER_JOB = 7
 
-local function read_jobs()
-  local jobs, at = {}, FIRST_JOB
-  while ARGV[at] do
-    local fields = tonumber(ARGV[at + 6])
-    jobs[#jobs + 1] = {
-      queue = tonumber(ARGV[at]), id = ARGV[at + 1], key = ARGV[at + 2],
-      record = ARGV[at + 3], body = ARGV[at + 4], ttl = ARGV[at + 5],
-      first = at + FIXED, last = at + FIXED + fields - 1,
+local function read_groups()
+  local groups, at = {}, FIRST_GROUP
+  for number = 1, (#KEYS - 1) / 2 do
+    local fields = tonumber(ARGV[at])
+    groups[number] = {
+      list = KEYS[2 * number], wake_up = KEYS[2 * number + 1], first = at + 1, last = at + fields,
     }
-    at = at + FIXED + fields
+    at = at + fields + 1
+  end
+  return groups, at
+end
+
+local function read_jobs(groups, first)
+  local jobs = {}
+  for at = first, #ARGV, PER_JOB do
+    jobs[#jobs + 1] = {
+      group = groups[tonumber(ARGV[at])], id = ARGV[at + 1], record = ARGV[at + 2],
+      body = ARGV[at + 3], data = ARGV[at + 4], meta = ARGV[at + 5], time = ARGV[at + 6],
+    }
   end
   return jobs
 end
@@ -61,7 +74,7 @@ local function made_before(job)
   return known
 end
 
-local jobs = read_jobs()
+local jobs = read_jobs(read_groups())
 local reply, new = {'enqueued'}, {}
 for number, job in ipairs(jobs) do
   local known = made_before(job)
@@ -85,12 +98,14 @@ end
 
 local rung = {}
 for _, job in ipairs(new) do
-  local list, wake_up = KEYS[2 * job.queue], KEYS[2 * job.queue + 1]
-  redis.call('HSET', job.key, unpack(ARGV, job.first, job.last))
+  local group = job.group
+  local list, wake_up = group.list, group.wake_up
+  redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', job.meta,
+    'enqueued_at', job.time, unpack(ARGV, group.first, group.last))
   redis.call('RPUSH', list, job.id)
   if job.record ~= '' then
     redis.call('HSET', job.record, 'job', job.id, 'body', job.body)
-    redis.call('EXPIRE', job.record, job.ttl)
+    redis.call('EXPIRE', job.record, kept)
   end
   if not rung[list] then
     redis.call('SADD', queues, list)

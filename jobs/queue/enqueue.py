@@ -8,21 +8,20 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis import Redis
 from rq import Queue, Retry
 from rq.job import Job as RQJob
-from rq.utils import now
+from rq.utils import now, utcformat
 
-from mlx_rq.jobs.openai.errors import IdempotencyConflict, QueueFull
+from mlx_rq.jobs.openai.errors import IdempotencyConflict, QueueFull, RequestError
 from mlx_rq.jobs.openai.priority import Priority
-from mlx_rq.jobs.openai.validation import encode_body
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.affinity import affinity_of
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES, JobOptions
-from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER
+from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER, write_payload
+from mlx_rq.jobs.queue.prepare import Prepared
 from mlx_rq.jobs.queue.scripts import load_script
 
 JOBS_PER_STEP = 500
@@ -32,43 +31,58 @@ LONGEST_WAIT = 30 * 24 * 3600
 """Seconds that an idempotency key is kept for while its job waits, beside those of the result."""
 
 
-class Checked(NamedTuple):
-    """A body that was checked."""
-
-    kind: str
-    model: str
-    body: Mapping[str, Any]
-    size: int
-    """Bytes of the body as JSON."""
-    priority: Priority | None
-    """What the body itself says of it; that goes before the option."""
-
-
 def enqueue(
     connection: Redis,
-    checked: Sequence[Checked],
+    prepared: Sequence[Prepared],
     options: JobOptions,
     idempotency_keys: Sequence[str] | None = None,
-) -> Iterator[str]:
-    """Enqueues jobs, hundreds in one step; yields their ids, which cannot be guessed.
+) -> list[str]:
+    """Enqueues jobs, hundreds in one step; returns their ids, which cannot be guessed.
 
     With idempotency keys, one for each and all different, a job that was made before under its key
     is found again. Raises QueueFull, where the operator's limits leave no room for all, before
     anything is enqueued, and IdempotencyConflict where a key was used for another body.
     """
-    bytes_coming = sum(item.size for item in checked)
-    for start in range(0, len(checked), JOBS_PER_STEP):
+    if idempotency_keys is not None:
+        _check_keys(idempotency_keys, len(prepared))
+    job_ids: list[str] = []
+    bytes_coming = sum(len(item.encoded) for item in prepared)
+    for start in range(0, len(prepared), JOBS_PER_STEP):
         part = slice(start, start + JOBS_PER_STEP)
         step = _Step(connection, options)
-        for index, item in enumerate(checked[part], start):
+        for index, item in enumerate(prepared[part], start):
             step.add(item, None if idempotency_keys is None else idempotency_keys[index])
-        later = max(0, len(checked) - part.stop)
+        later = max(0, len(prepared) - part.stop)
         reply, *told = step.run(later, bytes_coming, admitted=start > 0)
         if reply == b"conflict" and idempotency_keys is not None:
             raise IdempotencyConflict(idempotency_keys[start + told[0] - 1])
         if reply != b"enqueued":
             raise QueueFull(reply.decode(), *told)
-        yield from (job_id.decode() for job_id in told)
+        job_ids += (job_id.decode() for job_id in told)
+    return job_ids
+
+
+def _check_keys(idempotency_keys: Sequence[str], bodies: int) -> None:
+    """Raises RequestError unless every body has a key of its own."""
+    distinct = len(set(idempotency_keys))
+    if not bodies == len(idempotency_keys) == distinct:
+        raise RequestError(
+            f"Invalid 'idempotency_keys': expected {bodies} different keys, one for each body, "
+            f"but got {len(idempotency_keys)}, of which {distinct} are different.",
+            code="invalid_value",
+            param="idempotency_keys",
+        )
+
+
+class _Group(NamedTuple):
+    """Jobs of one model, priority and kind."""
+
+    number: int
+    """The first of a step has 1."""
+    queue: Queue
+    wake_up: str
+    record: Mapping[str, Any]
+    """The fields of RQ's record that they have in common: all but those that `add` writes."""
 
 
 class _Step:
@@ -77,65 +91,75 @@ class _Step:
     def __init__(self, connection: Redis, options: JobOptions) -> None:
         self._connection = connection
         self._options = options
-        self._queues: dict[tuple[str, Priority], tuple[int, Queue]] = {}
-        self._arguments: list[Any] = []
+        self._submitted_at = time.time()
+        self._groups: dict[tuple[str, Priority, str], _Group] = {}
+        self._metas: dict[str, bytes] = {}
+        self._jobs: list[str | bytes | int] = []
 
-    def add(self, item: Checked, idempotency_key: str | None) -> None:
+    def add(self, item: Prepared, idempotency_key: str | None) -> None:
         """Takes one job in."""
-        name = item.model, item.priority or self._options.priority
-        if name not in self._queues:
-            queue = Queue(
-                keys.queue_name(*name), connection=self._connection, serializer=SERIALIZER
-            )
-            self._queues[name] = len(self._queues) + 1, queue
-        number, queue = self._queues[name]
+        identity = item.model, item.priority or self._options.priority, item.kind
+        if identity not in self._groups:
+            self._groups[identity] = self._group(*identity)
+        if item.affinity not in self._metas:
+            self._metas[item.affinity] = self._meta(item.affinity)
         record, fingerprint = "", ""
         if idempotency_key is not None:
-            record, fingerprint = keys.idempotency(idempotency_key), _fingerprint(item.body)
-        job = _rq_job(queue, item, self._options)
-        fields = [part for pair in job.to_dict().items() for part in pair]
-        kept = LONGEST_WAIT + self._options.result_ttl
-        self._arguments += (number, job.id, job.key, record, fingerprint, kept)
-        self._arguments += (len(fields), *fields)
+            record, fingerprint = keys.idempotency(idempotency_key), _fingerprint(item.encoded)
+        data = write_payload(item.kind, item.encoded)
+        self._jobs += (self._groups[identity].number, secrets.token_hex(16), record, fingerprint)
+        # The time differs from job to job: by it recovery puts jobs back in their order.
+        self._jobs += (data, self._metas[item.affinity], utcformat(now()))
 
     def run(self, later: int, bytes_coming: int, *, admitted: bool) -> Any:
         """Sends it; returns the reply that `enqueue.lua` describes."""
         script = self._connection.register_script(load_script(__package__, "enqueue.lua"))
         names = [Queue.redis_queues_keys]
-        for (model, _), (_, queue) in self._queues.items():
-            names += (queue.key, keys.wake_up(model))
         ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
-        fixed: list[Any] = [keys.LIMITS, ours, keys.WAKE_UPS_KEPT, keys.WAKE_UP_SECONDS]
-        fixed += [later, bytes_coming, int(admitted), RQJob.key_for("")]
-        return script(keys=names, args=[*fixed, *self._arguments])
+        arguments: list[Any] = [keys.LIMITS, ours, keys.WAKE_UPS_KEPT, keys.WAKE_UP_SECONDS]
+        arguments += [later, bytes_coming, int(admitted), RQJob.key_for("")]
+        arguments.append(LONGEST_WAIT + self._options.result_ttl)
+        for group in self._groups.values():
+            names += (group.queue.key, group.wake_up)
+            arguments.append(2 * len(group.record))
+            arguments += (part for field in group.record.items() for part in field)
+        return script(keys=names, args=arguments + self._jobs)
 
+    def _group(self, model: str, priority: Priority, kind: str) -> _Group:
+        """Has RQ write the record of one job, in the state of one that waits."""
+        options = self._options
+        queue = Queue(
+            keys.queue_name(model, priority), connection=self._connection, serializer=SERIALIZER
+        )
+        job = queue.create_job(
+            FUNCTION,
+            # RQ's default description spells out the arguments: no prompts in dashboards.
+            description=f"{kind} for {model}",
+            timeout=-1 if options.timeout is None else math.ceil(options.timeout),
+            result_ttl=options.result_ttl,
+            failure_ttl=options.result_ttl,
+            retry=Retry(max=options.max_attempts - 1 + RECOVERY_RETRIES),
+        )
+        record = job.to_dict(include_meta=False)
+        del record["data"]
+        return _Group(len(self._groups) + 1, queue, keys.wake_up(model), record)
 
-def _rq_job(queue: Queue, item: Checked, options: JobOptions) -> RQJob:
-    """Makes RQ's object of a job, in the state of one that waits."""
-    job = queue.create_job(
-        FUNCTION,
-        kwargs={"kind": item.kind, "body": dict(item.body)},
-        job_id=secrets.token_hex(16),
-        # RQ's default description spells out the arguments: prompts do not belong in dashboards.
-        description=f"{item.kind} for {item.model}",
-        timeout=-1 if options.timeout is None else math.ceil(options.timeout),
-        result_ttl=options.result_ttl,
-        failure_ttl=options.result_ttl,
-        retry=Retry(max=options.max_attempts - 1 + RECOVERY_RETRIES),
-        meta={
+    def _meta(self, affinity: str) -> bytes:
+        """Writes what the worker has to know of a job beside its body."""
+        options = self._options
+        meta = {
             "max_attempts": options.max_attempts,
             "timeout": options.timeout,
             "stream": options.stream,
-            "submitted_at": time.time(),
-            "prefix": affinity_of(item.body),
+            "submitted_at": self._submitted_at,
+            "prefix": affinity,
             **({"webhook": options.webhook} if options.webhook is not None else {}),
-        },
-    )
-    job.enqueued_at = now()
-    return job
+        }
+        written: bytes = SERIALIZER.dumps(meta)
+        return written
 
 
-def _fingerprint(body: Mapping[str, Any]) -> str:
+def _fingerprint(encoded: bytes) -> str:
     """Names what a body says: the order of its fields says nothing."""
-    text = json.dumps(json.loads(encode_body(body)), sort_keys=True)
+    text = json.dumps(json.loads(encoded), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

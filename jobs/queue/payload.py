@@ -21,7 +21,7 @@ FORMER_FUNCTION = "mlx_rq.jobs.payload.only_an_mlx_rq_worker_can_run_this"
 _MOST_ESCAPED = 4
 """So many times the bytes of its body may a payload unpack to.
 
-RQ escapes what is not ASCII, at worst two bytes as six.
+RQ, and whatever else writes JSON, may escape what is not ASCII, at worst two bytes as six.
 """
 
 
@@ -59,6 +59,12 @@ def read_meta(text: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
+
+
+def write_payload(kind: str, encoded: bytes) -> bytes:
+    """Writes the data of an RQ job as RQ's own serializer would, around a body that is JSON."""
+    start = f'["{FUNCTION}", null, [], {{"kind": "{kind}", "body": '.encode()
+    return zlib.compress(b"%s%s}]" % (start, encoded))
 
 
 class Payload(NamedTuple):

@@ -21,18 +21,13 @@ from mlx_rq.jobs.batch.lines import BatchFile, Source
 from mlx_rq.jobs.batch.state import State, open_state
 from mlx_rq.jobs.batch.tables import TemplatedRows, needs_pyarrow, open_table
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
-from mlx_rq.jobs.client.submit import response_format
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
-from mlx_rq.jobs.openai.priority import PRIORITIES
-from mlx_rq.jobs.queue.options import (
-    BATCH_PRIORITY,
-    DEFAULT_MAX_ATTEMPTS,
-    DEFAULT_RESULT_TTL,
-    JobOptions,
-)
+from mlx_rq.jobs.queue.options import BATCH_PRIORITY
+from mlx_rq.jobs.queue.prepare import response_format
 from mlx_rq.worker.cli.batch_forecast import forecast
 from mlx_rq.worker.cli.batch_progress import watching
 from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.job_options import job_options, take_job_options
 from mlx_rq.worker.cli.jobs import parse_parameters
 
 PIPE = "-"
@@ -70,15 +65,7 @@ _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
     default=default_of(BatchOptions, "window"),
     help="Most jobs at once.",
 )
-@option("--priority", envvar=None, type=click.Choice(PRIORITIES), default=BATCH_PRIORITY)
-@option("--result-ttl", type=int, default=DEFAULT_RESULT_TTL, help="Seconds to keep a result.")
-@option(
-    "--timeout",
-    envvar=None,
-    type=float,
-    help="Seconds that an attempt may take, once it has begun.",
-)
-@option("--max-attempts", type=int, default=DEFAULT_MAX_ATTEMPTS)
+@job_options(priority={"envvar": None, "default": BATCH_PRIORITY}, timeout={"envvar": None})
 @option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 @redis_option
@@ -286,9 +273,7 @@ def _batch_options(options: Mapping[str, Any]) -> BatchOptions:
         skip_bad_lines=options["skip_bad_lines"],
         retry_errors=options["retry_errors"],
         window=options["in_flight"],
-        job=JobOptions(
-            options["priority"], options["result_ttl"], options["timeout"], options["max_attempts"]
-        ),
+        job=take_job_options(options),
         redis_url=options["redis_url"],
     )
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from mlx_rq.jobs.batch.lines import Line, Source, refusal
+from mlx_rq.jobs.batch.lines import Source, read_request
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.requests import ANY_MODEL, Request
-from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.cli.batch_progress import duration
@@ -47,23 +46,27 @@ class Forecast:
 
 def forecast(source: Source, *, redis_url: str | None, as_json: bool) -> None:
     """Prints the first prompts, the tokens, the share that is distinct, and the time expected."""
-    sample: list[Line] = []
+    requests: list[Request] = []
+    numbers: list[int] = []
     errors: Counter[str] = Counter()
     lines = 0
     for line in source:
         lines += 1
-        if (error := refusal(line)) is not None:
+        try:
+            request = read_request(line)
+        except RequestError as error:
             errors[error.code or "invalid_request_error"] += 1
-        elif len(sample) < SAMPLE:
-            sample.append(line)
-    requests = [validate(kind_of(line.body), line.body).generated_from() for line in sample]
+            continue
+        if len(requests) < SAMPLE:
+            requests.append(request.generated_from())
+            numbers.append(line.number)
     workers = _workers(requests, redis_url)
     expected = _expect(lines, dict(errors.most_common()), requests, workers)
     if as_json:
         print_json(asdict(expected))
         return
-    for line, request in zip(sample[:_SHOWN_PROMPTS], requests, strict=False):
-        click.echo(f"--- {source.unit} {line.number} ---\n{request.plain_text}\n")
+    for number, request in zip(numbers[:_SHOWN_PROMPTS], requests, strict=False):
+        click.echo(f"--- {source.unit} {number} ---\n{request.plain_text}\n")
     _print(expected, source.unit)
 
 

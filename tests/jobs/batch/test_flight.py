@@ -1,10 +1,10 @@
 """Lines on their way through the queue: a bounded number, none lost, none twice."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rq.job import Job as RQJob
 from mlx_rq import Job, RedisUnavailable
 from mlx_rq.jobs.batch import flight as batch_run
 from mlx_rq.jobs.batch.flight import FORGET_SECONDS, Flight
-from mlx_rq.jobs.batch.lines import BatchFile, Line
+from mlx_rq.jobs.batch.lines import BatchFile, Line, good_line
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.openai.answers import Usage
 from mlx_rq.jobs.openai.errors import QueueFull, RequestError
@@ -237,7 +237,7 @@ class TestWhatGoesWrong:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         journey = flight(redis_url, key_of=key_of)
-        whole = batch_run.submit_many
+        whole = batch_run.enqueue
         calls = []
 
         def failing(*arguments: Any, **options: Any) -> Any:
@@ -246,7 +246,7 @@ class TestWhatGoesWrong:
                 raise RedisUnavailable("No Redis: it went away before it could say so.")
             return calls[-1]
 
-        monkeypatch.setattr(batch_run, "submit_many", failing)
+        monkeypatch.setattr(batch_run, "enqueue", failing)
         engine = FakeEngine(answer_with=echo)
         with running_worker(engine):
             assert ids(flatten(journey.run(lines(5)))) == [f"r{number}" for number in range(5)]
@@ -278,17 +278,18 @@ class TestWhatGoesWrong:
         lost = {"input": "And then?", "previous_response_id": f"resp_{'0' * 32}"}
         records = [{**batch_line("lost"), "url": "/v1/responses", "body": lost}, *batch_lines(4)]
         path = write_jsonl(tmp_path / "in.jsonl", records)
-        whole = batch_run.submit_many
+        whole = batch_run.enqueue
         full = []
 
-        def full_once(bodies: Any, **options: Any) -> Any:
+        def full_once(connection: Any, prepared: Any, *options: Any) -> Any:
+            bodies = [json.loads(item.encoded) for item in prepared]
             if len(bodies) == 1 and bodies[0].get("messages") == records[2]["body"]["messages"]:
                 full.append(1)
                 if len(full) == 1:
                     raise QueueFull("jobs", 1, 1, 1)
-            return whole(bodies, **options)
+            return whole(connection, prepared, *options)
 
-        monkeypatch.setattr(batch_run, "submit_many", full_once)
+        monkeypatch.setattr(batch_run, "enqueue", full_once)
         engine = FakeEngine(answer_with=echo)
         with running_worker(engine):
             ended = flatten(flight(redis_url).run(BatchFile(path, path.name, {})))
@@ -331,7 +332,7 @@ class TestAfterwards:
     ) -> None:
         journey = flight(redis_url)
         (line,) = lines(1)
-        stored = replace(line, body={**line.body, "store": True})
+        stored = good_line(1, "r0", line.url, {**line.body, "store": True}, line.row)
         with running_worker():
             (answer,) = flatten(journey.run([stored]))
         journey.forget([answer])

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_helpers import CHAT, batch_line, write_jsonl
+from batch_helpers import CHAT, batch_line, refusal, write_jsonl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_rq.jobs.batch import lines as batch_lines
-from mlx_rq.jobs.batch.lines import BatchFile, Line, refusal
+from mlx_rq.jobs.batch.lines import BatchFile, Line
 
 
 def lines_of(path: Path, **overrides: Any) -> list[Line]:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_helpers import batch_line, write_jsonl
+from batch_helpers import batch_line, refusal, write_jsonl
 from redis import Redis
 
 from mlx_rq import Job, RequestError, submit, submit_many
-from mlx_rq.jobs.batch.lines import BatchFile, refusal
+from mlx_rq.jobs.batch.lines import BatchFile
 from mlx_rq.jobs.openai.sizes import (
     DEFAULT_MAX_BODY,
     MAX_BODY_VARIABLE,

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from batch_helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_rq.jobs.batch.lines import KIND_BY_URL, good_line, refusal
+from mlx_rq.jobs.batch.lines import KIND_BY_URL, good_line
 from mlx_rq.jobs.client.submit import submit
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.kinds import KINDS

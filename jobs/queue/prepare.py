@@ -1,0 +1,91 @@
+"""The one way in for bodies: validated once and encoded once, then ready for the queue.
+
+`submit`, the lines of batches and the server all make a `Prepared`, and nothing else is enqueued.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.job_request import JobRequest
+from mlx_rq.jobs.openai.kinds import KINDS
+from mlx_rq.jobs.openai.priority import Priority
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.sizes import max_body_bytes
+from mlx_rq.jobs.openai.validation import encode_body, kind_of, validate
+from mlx_rq.jobs.queue.affinity import affinity_of
+
+
+class Prepared(NamedTuple):
+    """A body that was found good, and all that the queue has to know of it."""
+
+    kind: str
+    model: str
+    encoded: bytes
+    """The body as JSON."""
+    affinity: str
+    priority: Priority | None
+    """What the body itself says of it; that goes before the option."""
+    continues: str | None
+    """The response to go on from, until what was said before is in the body."""
+
+    @classmethod
+    def of(cls, request: JobRequest, body: Mapping[str, Any], encoded: bytes) -> "Prepared":
+        """Makes it of a body that was validated, which gave the `request`, and encoded."""
+        return cls(
+            kind=request.kind,
+            model=request.model or ANY_MODEL,
+            encoded=encoded,
+            affinity=affinity_of(body),
+            priority=request.priority,
+            continues=request.continues,
+        )
+
+
+def prepare(
+    body: Mapping[str, Any],
+    answer_format: Mapping[str, Any] | None = None,
+    *,
+    request: JobRequest | None = None,
+) -> Prepared:
+    """Validates and encodes a body; its kind is told by the field that only that kind has.
+
+    An `answer_format`, as `response_format` makes it, goes into the body. A `request` is what the
+    body was found to be by whoever has validated it. Raises RequestError where the body is wrong.
+    """
+    if not isinstance(body, Mapping):
+        raise RequestError(
+            f"Invalid body: expected an object, but got a {type(body).__name__} instead.",
+            code="invalid_type",
+        )
+    kind = kind_of(body)
+    if answer_format is not None:
+        body = KINDS[kind].with_schema(body, answer_format)
+    if request is None:
+        request = validate(kind, body)
+    return Prepared.of(request, body, encode_body(body))
+
+
+def check_encoded(encoded: bytes, body: Mapping[str, Any]) -> None:
+    """Raises RequestError where what `json.dumps` made of a body may not go into the queue.
+
+    Only what is in doubt is encoded once more: escapes are longer than the text that the limit
+    counts, or may be half of a surrogate pair; and what looks like a number that is not finite.
+    """
+    is_safe = len(encoded) <= max_body_bytes() and b"\\ud" not in encoded
+    if not is_safe or b"NaN" in encoded or b"Infinity" in encoded:
+        encode_body(body)
+
+
+def response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a schema as the `response_format` that OpenAI's client would send for it."""
+    if isinstance(schema, Mapping):
+        name, json_schema = "answer", dict(schema)
+    else:
+        name, json_schema = schema.__name__, schema.model_json_schema()
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": name, "schema": json_schema, "strict": True},
+    }
