@@ -2,7 +2,7 @@
 
 A token is the same as another only where all before it are the same, too, so a node is named by a
 hash of the tokens up to it. Up to `EXACT` nodes their hashes are kept and the count is exact; from
-there on a sketch goes on with them, whose memory stays as it is however much work comes: HyperLogLog
+there on a sketch goes on, whose memory stays as it is however much work comes: HyperLogLog
 (Flajolet, Fusy, Gandouet, Meunier, 2007) with 2^16 registers, a standard error of 0.4 %.
 """
 
