@@ -123,7 +123,7 @@ class MLXEngine:
 
     @property
     def totals(self) -> Totals:
-        return replace(self._running.computed, distinct_tokens=self._scheduler.distinct_tokens)
+        return self._running.computed
 
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token held once."""
@@ -247,7 +247,7 @@ class MLXEngine:
             return
         # Only now: memory is made for sequences that can come in, and nothing is looked up in vain.
         candidates = list(islice(batch.sequences, free))
-        room, shared = running.room_for(candidates, prefix, self._scheduler.prefixes)
+        room, shared = running.room_for(candidates, prefix, self._scheduler.next_use)
         if room >= enough or not running:
             admitted = list(islice(batch.sequences, max(1, room)))
             if prefix is None:

@@ -9,10 +9,11 @@ Where the model lets sequences refer to a prefix (see `sharing.py`), a longer pr
 the one below it, too, and takes memory only for what it adds.
 """
 
+import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -27,6 +28,15 @@ _FORGETTING_SECONDS = 3600.0
 
 Key = bytes
 """A prefix as the bytes of its token ids: two keys are compared by memcmp."""
+
+
+NextUse = Callable[[], Mapping[Key, float]]
+"""Tells how soon sequences that wait will need which prefixes: 0 for those that come next."""
+
+
+def no_use() -> Mapping[Key, float]:
+    """Nobody waits for any prefix."""
+    return {}
 
 
 def key_of(tokens: Sequence[int]) -> Key:
@@ -212,14 +222,26 @@ class PrefixCache:
         prefix.nbytes = own_bytes(prefix.caches)
 
     def evict(
-        self, nbytes: int, *, keep: frozenset[Key], in_use: Iterable[CachedPrefix] = ()
+        self,
+        nbytes: int,
+        *,
+        next_use: NextUse = no_use,
+        keep_needed: bool = False,
+        in_use: Iterable[CachedPrefix] = (),
     ) -> bool:
-        """Evicts the least valuable prefixes until all take at most `nbytes`; says whether they do.
+        """Evicts prefixes until all take at most `nbytes`; says whether they do.
 
-        Those that sequences wait for (`keep`) or refer to (`in_use`) stay, and those below them;
-        nothing is evicted where that cannot be enough.
+        First go those that no sequence waits for, the least valuable by past use first; then the
+        others (never, with `keep_needed`), the one whose `next_use` is the furthest first, which
+        has the fewest built again (Belady, 1966). Those that sequences refer to (`in_use`) stay,
+        and those below them; nothing is evicted where that cannot be enough.
         """
-        used = [*in_use, *(prefix for key, prefix in self._held.items() if key in keep)]
+        if self.nbytes <= nbytes:
+            return True
+        needed = next_use()
+        used = list(in_use)
+        if keep_needed:
+            used += (prefix for key, prefix in self._held.items() if key in needed)
         if self._building and self._building.below:
             used.append(self._building.below)
         fixed = {prefix for one in used for prefix in one.chain}
@@ -231,7 +253,10 @@ class PrefixCache:
         while excess > 0:
             referred_to = {prefix.below for prefix in loose}
             tops = [prefix for prefix in loose if prefix not in referred_to]
-            least = min(tops, key=lambda prefix: prefix.value(now))
+            least = min(
+                tops,
+                key=lambda prefix: (-needed.get(prefix.key, math.inf), prefix.value(now)),
+            )
             loose.remove(least)
             del self._held[least.key]
             excess -= least.nbytes

@@ -10,7 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, Key, PrefixCache
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, NextUse, PrefixCache, no_use
 from mlx_rq.engine.kv.sharing import can_share
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.jobs.openai.errors import RequestError
@@ -107,13 +107,13 @@ class KVBudget:
         running: Collection[TokenSequence],
         more: Iterable[TokenSequence],
         prefix_cache: PrefixCache,
-        keep: frozenset[Key],
+        next_use: NextUse,
         shared: CachedPrefix | None = None,
     ) -> int:
         """Counts the sequences for which there is memory beside those that run.
 
-        They are to refer to the prefix `shared`, one of those to `keep`; of the other prefixes,
-        those that no sequence refers to are evicted for them.
+        They are to refer to the prefix `shared`. Prefixes that no sequence refers to or waits for
+        are evicted for them.
         """
         sizes = [(self._reserved(sequence), sequence.shared_tokens) for sequence in running]
         shared_tokens = 0 if shared is None else shared.depth
@@ -121,7 +121,9 @@ class KVBudget:
         for sequence in more:
             sizes.append((self._reserved(sequence), shared_tokens))
             room = int(self.share * self.nbytes) - self._needed(sizes)
-            if not prefix_cache.evict(room, keep=keep, in_use=referred_to(running)):
+            if not prefix_cache.evict(
+                room, next_use=next_use, keep_needed=True, in_use=referred_to(running)
+            ):
                 break
             count += 1
         return count
@@ -135,7 +137,12 @@ class KVBudget:
         own = max(tokens - shared for tokens, shared in sizes)
         return self.cost.bytes(len(sizes), longest, own)
 
-    def outgrown(self, running: Collection[TokenSequence], prefix_cache: PrefixCache) -> bool:
+    def outgrown(
+        self,
+        running: Collection[TokenSequence],
+        prefix_cache: PrefixCache,
+        next_use: NextUse = no_use,
+    ) -> bool:
         """Tells whether sequences that run have to make room, though every prefix were evicted.
 
         One alone may always go on.
@@ -147,7 +154,7 @@ class KVBudget:
             for sequence in running
         ]
         room = int(self.share * self.nbytes) - self._needed(sizes)
-        return not prefix_cache.evict(room, keep=frozenset(), in_use=referred_to(running))
+        return not prefix_cache.evict(room, next_use=next_use, in_use=referred_to(running))
 
 
 def referred_to(sequences: Iterable[TokenSequence]) -> list[CachedPrefix]:

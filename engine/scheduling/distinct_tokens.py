@@ -51,7 +51,7 @@ class DistinctTokens:
             return len(self._known)
         # With this many registers the small-range correction is for counts that are kept exactly.
         inverse = np.sum(np.exp2(-self._registers.astype(np.float64)))
-        return round(_ALPHA * _REGISTERS**2 / float(inverse))
+        return int(_ALPHA * _REGISTERS**2 / float(inverse) + 0.5)
 
     def _merge(self) -> None:
         if not self._new:

@@ -128,11 +128,6 @@ def plan(
     return Plan(tuple(prefixes), tuple(batches), duplicates, prompt_tokens, distinct_tokens)
 
 
-def distinct_tokens(sequences: Sequence[PlannedSequence]) -> int:
-    """Count the nodes of the sequences' prefix tree: what has to be computed at least once."""
-    return _sort(sequences)[2]
-
-
 def prefilled_tokens(plan: Plan, sequences: Sequence[PlannedSequence]) -> int:
     """Count the tokens prefilled: prefixes beyond their parents, sequences beyond prefixes."""
     return _prefix_tokens(plan) + sum(sum(batch) for batch in _suffixes(plan, sequences))

@@ -14,10 +14,17 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate_utils import BatchCounters
 
 from mlx_rq.engine.interface import Totals
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, Key, PrefixCache, key_of
+from mlx_rq.engine.kv.prefix_cache import (
+    CachedPrefix,
+    NextUse,
+    PrefixCache,
+    key_of,
+    no_use,
+)
 from mlx_rq.engine.kv.sharing import Sharing
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import KVBudget, referred_to
+from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens
 from mlx_rq.engine.scheduling.generator import SharingBatchGenerator
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequential import SequentialGenerator
@@ -38,6 +45,7 @@ class RunningBatch:
         """Without `batches`, sequences are generated one after the other."""
         self._model = model
         self._options = options
+        self._distinct = DistinctTokens()
         self._totals = totals
         self._batches = batches
         self._sequences: dict[int, TokenSequence] = {}  # by the generator's uid
@@ -113,18 +121,21 @@ class RunningBatch:
         return self.prefix_cache.nbytes + self._generator.prompt_cache_nbytes, least
 
     def room_for(
-        self, sequences: Sequence[TokenSequence], prefix: CachedPrefix | None, keep: frozenset[Key]
+        self,
+        sequences: Sequence[TokenSequence],
+        prefix: CachedPrefix | None,
+        next_use: NextUse = no_use,
     ) -> tuple[int, CachedPrefix | None]:
         """Counts the sequences that there is memory for; says to what of `prefix` they refer.
 
-        Prefixes are evicted for them, except those to `keep`.
+        Prefixes are evicted for them, except those of `next_use`.
         """
         running = self._sequences.values()
         shared = self._worth_referring(prefix, len(sequences))
-        room = self.memory.fitting(running, sequences, self.prefix_cache, keep, shared)
+        room = self.memory.fitting(running, sequences, self.prefix_cache, next_use, shared)
         if room < len(sequences) and shared is not prefix and self.sharing.on:
             shared = prefix  # slower than copies, but more sequences at once
-            room = self.memory.fitting(running, sequences, self.prefix_cache, keep, shared)
+            room = self.memory.fitting(running, sequences, self.prefix_cache, next_use, shared)
         return room, shared
 
     def held_for(
@@ -157,7 +168,10 @@ class RunningBatch:
             caches=None if prefix is None else prefix.caches_for(shared),
         )
         self._sequences.update(zip(uids, sequences, strict=True))
+        for sequence in sequences:
+            self._distinct.add(sequence.prompt)
         totals = self._totals
+        totals.distinct_tokens = self._distinct.count
         totals.sequences_sharing += 0 if shared is None else len(sequences)
         totals.prefilled_tokens += sum(map(len, suffixes))
         totals.positions_computed += len(sequences) * max(map(len, suffixes))
@@ -170,10 +184,9 @@ class RunningBatch:
         for uid in uids:
             del self._sequences[uid]
 
-    @property
-    def outgrown(self) -> bool:
+    def outgrown(self, next_use: NextUse = no_use) -> bool:
         """Whether sequences have to make room, though every prefix were evicted."""
-        return self.memory.outgrown(self._sequences.values(), self.prefix_cache)
+        return self.memory.outgrown(self._sequences.values(), self.prefix_cache, next_use)
 
     @property
     def newest(self) -> TokenSequence:

@@ -9,10 +9,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from mlx_rq.engine.kv.prefix_cache import Key, key_of
-from mlx_rq.engine.scheduling.prefix_plan import PlannedSequence, distinct_tokens, plan
+from mlx_rq.engine.scheduling.prefix_plan import PlannedSequence, plan
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 
@@ -34,11 +33,8 @@ class Scheduler:
         self._sequences: dict[TokenSequence, None] = {}  # an ordered set
         self._batches: deque[WaitingBatch] = deque()
         self._duplicates: dict[TokenSequence, list[TokenSequence]] = {}
-        self._counted: WeakSet[TokenSequence] = WeakSet()
         self._plan_again = False
         self._next_overdue = math.inf  # when the next sequence will have waited too long
-        self.distinct_tokens = 0
-        """Distinct tokens of all that was ever planned; those of later windows count anew."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -46,10 +42,13 @@ class Scheduler:
     def __iter__(self) -> Iterator[TokenSequence]:
         return iter(self._sequences)
 
-    @property
-    def prefixes(self) -> frozenset[Key]:
-        """The prefixes that sequences wait for."""
-        return frozenset(key for batch in self._batches for key in batch.prefixes)
+    def next_use(self) -> dict[Key, float]:
+        """Tells after how many prefill batches each prefix that sequences wait for is needed."""
+        uses: dict[Key, float] = {}
+        for place, batch in enumerate(self._batches):
+            for key in batch.prefixes:
+                uses.setdefault(key, place)
+        return uses
 
     @property
     def planned(self) -> Counter[TokenSequence] | None:
@@ -113,12 +112,6 @@ class Scheduler:
         for index, original in planned.duplicates.items():
             self._duplicates.setdefault(sequences[original], []).append(sequences[index])
         self._plan_again = False
-        # Only what is new adds to the count; sequences that were planned before are in it already.
-        known = distinct_tokens(
-            [w for w, sequence in zip(wanted, sequences, strict=True) if sequence in self._counted]
-        )
-        self.distinct_tokens += planned.distinct_tokens - known
-        self._counted.update(sequences)
 
     def _overdue(self, sequence: TokenSequence, now: float) -> bool:
         return now - sequence.since > self._max_wait

@@ -128,7 +128,7 @@ class SequenceTable:
     def make_room(self) -> list[TokenSequence]:
         """Preempts the sequences that the memory is too small for by now, the newest first."""
         preempted = []
-        while self.running.outgrown:
+        while self.running.outgrown(self.scheduler.next_use):
             preempted.append(self.running.newest)
             self.preempt(self.running.newest)
         return preempted

@@ -15,7 +15,7 @@ from test_same_answers import branching
 from tiny import FAMILIES, tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, key_of
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, key_of, no_use
 from mlx_rq.engine.kv.shared_attention import shared_attention
 from mlx_rq.engine.kv.sharing import Sharing, built_on, frozen, referring, worth
 from mlx_rq.engine.models.load import LoadedModel
@@ -147,26 +147,27 @@ def test_what_others_refer_to_is_evicted_last() -> None:
     prefixes, (system, _, section) = three_deep()
     other = build(prefixes, [99] * 20)
 
-    assert not prefixes.evict(39 * TOKEN, keep=frozenset(), in_use=[system])
+    assert not prefixes.evict(39 * TOKEN, in_use=[system])
     assert len(prefixes) == 4
-    assert prefixes.evict(70 * TOKEN, keep=frozenset({other.key}), in_use=[system])
+    needed: Any = {"next_use": lambda: {other.key: 0}, "keep_needed": True}
+    assert prefixes.evict(70 * TOKEN, in_use=[system], **needed)
     assert (prefixes.nbytes, prefixes.evicted) == (60 * TOKEN, 2)  # section, then document
-    assert prefixes.evict(0, keep=frozenset())
+    assert prefixes.evict(0)
     assert len(prefixes) == 0
 
     prefixes, (_, _, section) = three_deep()
     prefixes.use(section, 50)  # worth more than what it refers to
-    assert prefixes.evict(79 * TOKEN, keep=frozenset())
+    assert prefixes.evict(79 * TOKEN)
     assert prefixes.nbytes == 70 * TOKEN
 
     prefixes, (_, _, section) = three_deep()
-    assert not prefixes.evict(79 * TOKEN, keep=frozenset({section.key}))
-    assert not prefixes.evict(79 * TOKEN, keep=frozenset(), in_use=[section])
+    assert not prefixes.evict(79 * TOKEN, next_use=lambda: {section.key: 0}, keep_needed=True)
+    assert not prefixes.evict(79 * TOKEN, in_use=[section])
     prefixes.build(key_of([*range(70), 7, 8, *range(30)]))  # begun, on the document
-    assert not prefixes.evict(69 * TOKEN, keep=frozenset())
-    assert prefixes.evict(70 * TOKEN, keep=frozenset())
+    assert not prefixes.evict(69 * TOKEN)
+    assert prefixes.evict(70 * TOKEN)
     prefixes.abandon()
-    assert prefixes.evict(0, keep=frozenset())
+    assert prefixes.evict(0)
 
 
 @pytest.mark.parametrize("family", list(HELD_ONCE))
@@ -289,7 +290,7 @@ def test_what_running_sequences_refer_to_is_not_evicted_for_others() -> None:
 
     def fitting(tokens: int) -> int:
         memory.nbytes = tokens * TOKEN
-        return memory.fitting(sequences, sequences[:1], prefixes, frozenset(), prefix)
+        return memory.fitting(sequences, sequences[:1], prefixes, no_use, prefix)
 
     own = max(len(sequence.tokens) - 60 + 8 for sequence in sequences)
     assert fitting(60 + 5 * own) == 1
@@ -306,7 +307,7 @@ def test_what_running_sequences_refer_to_is_not_evicted_for_others() -> None:
     assert len(finish(engine, 4)) == 4
     assert referred_to(sequences) == []
     memory.nbytes = 59 * TOKEN
-    assert prefixes.evict(memory.nbytes, keep=frozenset())
+    assert prefixes.evict(memory.nbytes)
     assert len(prefixes) == 0
 
 

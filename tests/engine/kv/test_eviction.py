@@ -1,0 +1,93 @@
+"""Which prefix is evicted: the one whose next use is the furthest, and no more than must be."""
+
+from functools import cache
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
+
+from mlx_rq.engine.kv.prefix_cache import PrefixCache, key_of
+
+LENGTH = 4
+SIZE = LENGTH * 2 * 4  # keys and values of one float each
+
+
+class OneFloat:
+    """A model of one layer, whose keys and values are a zero each."""
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache()]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
+        zeros = mx.zeros((1, 1, tokens.shape[1], 1))
+        cache[0].update_and_fetch(zeros, zeros)
+
+
+def prefixes() -> PrefixCache:
+    clock = count()
+    model: Any = OneFloat()
+    return PrefixCache(model, chunk=LENGTH, clock=lambda: next(clock))
+
+
+def key(name: int) -> bytes:
+    return key_of([name + 1] * LENGTH)
+
+
+def fewest_built(order: tuple[int, ...], room: int) -> int:
+    """How many prefixes have to be built at least, whatever is evicted: all ways are tried."""
+
+    @cache
+    def least(at: int, held: frozenset[int]) -> int:
+        if at == len(order):
+            return 0
+        if order[at] in held:
+            return least(at + 1, held)
+        kept = [held] if len(held) < room else [held - {out} for out in held]
+        return 1 + min(least(at + 1, rest | {order[at]}) for rest in kept)
+
+    return least(0, frozenset())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    order=st.lists(st.integers(0, 4), min_size=1, max_size=12).map(tuple), room=st.integers(1, 4)
+)
+def test_no_order_of_evictions_builds_fewer_again(order: tuple[int, ...], room: int) -> None:
+    held = prefixes()
+    built = 0
+    for at, name in enumerate(order):
+        rest = [key(later) for later in order[at:]]
+        if not held.holds(key(name)):
+            needed = {later: float(rest.index(later)) for later in rest}
+            assert held.evict((room - 1) * SIZE, next_use=lambda needed=needed: needed)
+            built += 1
+        prefix = held.build(key(name))
+        assert prefix is not None
+        held.use(prefix, 1)
+
+    assert built == fewest_built(order, room)
+
+
+def test_what_is_needed_next_stays_however_little_it_was_used() -> None:
+    held = prefixes()
+    often, never = held.build(key(0)), held.build(key(1))
+    assert often is not None
+    assert never is not None
+    held.use(often, 100)
+
+    assert held.evict(SIZE, next_use=lambda: {key(1): 0.0})
+    assert not held.holds(key(0))
+    assert held.holds(key(1))
+
+
+def test_what_is_needed_goes_only_where_it_may() -> None:
+    held = prefixes()
+    held.build(key(0))
+
+    assert not held.evict(0, next_use=lambda: {key(0): 0.0}, keep_needed=True)
+    assert held.holds(key(0))
+    assert held.evict(0, next_use=lambda: {key(0): 0.0})
+    assert not held.holds(key(0))
