@@ -33,6 +33,7 @@ class Scheduler:
         self._sequences: dict[TokenSequence, None] = {}  # an ordered set
         self._batches: deque[WaitingBatch] = deque()
         self._duplicates: dict[TokenSequence, list[TokenSequence]] = {}
+        self._serving: tuple[Key, ...] = ()  # the prefixes of the last head
         self._plan_again = False
         self._next_overdue = math.inf  # when the next sequence will have waited too long
 
@@ -79,7 +80,10 @@ class Scheduler:
             self._plan(now)
         while self._batches and not self._batches[0].sequences:
             self._batches.popleft()
-        return self._batches[0] if self._batches else None
+        if not self._batches:
+            return None
+        self._serving = self._batches[0].prefixes
+        return self._batches[0]
 
     def take(self, sequence: TokenSequence) -> list[TokenSequence]:
         """Takes out the first sequence of the head; returns its duplicates, out with it."""
@@ -101,17 +105,30 @@ class Scheduler:
         for prefix in planned.prefixes:
             below = () if prefix.parent is None else chains[prefix.parent]
             chains.append((*below, key_of(sequences[prefix.sequence].tokens[: prefix.depth])))
-        self._batches = deque(
+        batches = [
             WaitingBatch(
                 () if batch.prefix is None else chains[batch.prefix],
                 deque(sequences[index] for index in batch.sequences),
             )
             for batch in planned.batches
-        )
+        ]
+        self._batches = deque(sorted(batches, key=lambda batch: self._turn(batch, now)))
         self._duplicates = {}
         for index, original in planned.duplicates.items():
             self._duplicates.setdefault(sequences[original], []).append(sequences[index])
         self._plan_again = False
+
+    def _turn(self, batch: WaitingBatch, now: float) -> tuple[int, int]:
+        """Sorts what stands on the prefixes in work first, so that none is put aside half done.
+
+        The plan's own order, which is depth first, stays among the others.
+        """
+        first = batch.sequences[0]
+        shared = sum(a == b for a, b in zip(batch.prefixes, self._serving, strict=False))
+        return self._priority(first, now), -shared
+
+    def _priority(self, sequence: TokenSequence, now: float) -> int:
+        return 2 * sequence.rank - self._overdue(sequence, now)
 
     def _overdue(self, sequence: TokenSequence, now: float) -> bool:
         return now - sequence.since > self._max_wait
@@ -120,7 +137,7 @@ class Scheduler:
         return PlannedSequence(
             tokens=sequence.tokens,
             max_tokens=sequence.remaining,
-            priority=2 * sequence.rank - self._overdue(sequence, now),
+            priority=self._priority(sequence, now),
             # One that was preempted asks from what it had said on, which is another's prompt.
             duplicate_key=None if sequence.text.tokens else sequence.duplicate_key,
         )

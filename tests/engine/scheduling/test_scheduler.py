@@ -1,0 +1,90 @@
+"""The order in which sequences are admitted, as they come and go."""
+
+from typing import Any
+
+from driving import task
+from tiny import tiny_model
+
+from mlx_rq.engine.kv.prefix_cache import key_of
+from mlx_rq.engine.scheduling.scheduler import Scheduler
+from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
+from mlx_rq.engine.structured.output_format import OutputFormats
+
+
+def sequences(bodies: list[dict[str, Any]], now: float = 0.0) -> list[TokenSequence]:
+    model = tiny_model("llama")
+    formats = OutputFormats(model)
+    return [
+        sequence
+        for number, body in enumerate(bodies)
+        for sequence in sequences_of(task(str(number), body), model, formats, now=now)
+    ]
+
+
+def asking(prefix: int, count: int, *, max_tokens: int = 8) -> list[dict[str, Any]]:
+    """Bodies that share a prefix of 40 tokens, and end in a token of their own."""
+    return [
+        {"prompt": [prefix] * 40 + [100 + own], "max_tokens": max_tokens} for own in range(count)
+    ]
+
+
+def add(waiting: Scheduler, some: list[TokenSequence]) -> None:
+    for sequence in some:
+        waiting.add(sequence)
+
+
+def take(waiting: Scheduler, count: int) -> None:
+    head = waiting.head(0.0)
+    assert head is not None
+    for sequence in list(head.sequences)[:count]:
+        waiting.take(sequence)
+
+
+def scheduler() -> Scheduler:
+    return Scheduler(batch_size=2, min_prefix_tokens=16, max_wait=30.0)
+
+
+def test_a_prefix_in_work_is_not_put_aside_for_a_heavier_one_that_comes() -> None:
+    waiting = scheduler()
+    add(waiting, sequences(asking(7, 4)))
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == (key_of([7] * 40),)
+    take(waiting, 2)
+
+    add(waiting, sequences(asking(9, 30, max_tokens=50)))
+
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == (key_of([7] * 40),)
+    take(waiting, 2)
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == (key_of([9] * 40),)
+
+
+def test_one_that_waited_too_long_goes_before_the_prefix_in_work() -> None:
+    waiting = scheduler()
+    add(waiting, sequences([{"prompt": [3] * 20, "max_tokens": 8}], now=0.0))
+    add(waiting, sequences(asking(7, 4, max_tokens=50), now=20.0))
+    head = waiting.head(20.0)
+    assert head is not None
+    assert head.prefixes == (key_of([7] * 40),)
+    take(waiting, 2)
+
+    head = waiting.head(31.0)
+    assert head is not None
+    assert head.prefixes == ()
+
+
+def test_the_next_use_of_a_prefix_is_that_of_the_first_batch_on_it_or_below_it() -> None:
+    waiting = scheduler()
+    system = [{"prompt": [5] * 20 + body["prompt"], "max_tokens": 8} for body in asking(7, 2)]
+    add(waiting, sequences([*system, *({**b, "prompt": [5] * 20 + [9, 9]} for b in system[:1])]))
+    add(waiting, sequences(asking(8, 2, max_tokens=1)))
+    assert waiting.head(0.0) is not None
+
+    uses = waiting.next_use()
+
+    assert uses[key_of([5] * 20)] == min(uses.values()) == 0
+    assert uses[key_of([8] * 40)] == max(uses.values())
