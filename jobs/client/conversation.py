@@ -10,6 +10,7 @@ from mlx_rq.jobs.openai.response_object import job_of
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 from mlx_rq.jobs.openai.validation import encode_body
 from mlx_rq.jobs.queue.affinity import affinity_of
+from mlx_rq.jobs.queue.prefix_path import path_of
 from mlx_rq.jobs.queue.prepare import Prepared
 
 Item = dict[str, Any]
@@ -28,7 +29,9 @@ def with_history(prepared: Prepared, redis_url: str | None) -> Prepared:
         json.loads(prepared.encoded),
         lambda body: {**body, "input": [*before, *items_of(body["input"])]},
     )
-    return prepared._replace(encoded=encode_body(body), affinity=affinity_of(body), continues=None)
+    return prepared._replace(
+        encoded=encode_body(body), affinity=affinity_of(body), path=path_of(body), continues=None
+    )
 
 
 def items_of(given: str | list[Item]) -> list[Item]:

@@ -11,7 +11,7 @@
 -- ARGV: what the constants below read, then for each group the number of the fields and values that
 -- its records have in common, which follow; then for each job its group's number, its id, its
 -- idempotency record (empty without a key), the hash of its body, and of its own record `data`,
--- `meta` and `enqueued_at`.
+-- `meta`, `enqueued_at` and `path`.
 --
 -- Returns {'enqueued', job id, ...} in the order of the jobs, {'conflict', number of the job},
 -- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
@@ -24,7 +24,7 @@ local coming_jobs, coming_bytes, admitted = tonumber(ARGV[5]), tonumber(ARGV[6])
 -- `kept`: how many seconds an idempotency record lives.
 local job_prefix, kept = ARGV[8], ARGV[9]
 local FIRST_GROUP = 10
-local PER_JOB = 7
+local PER_JOB = 8
 
 local function read_groups()
   local groups, at = {}, FIRST_GROUP
@@ -44,6 +44,7 @@ local function read_jobs(groups, first)
     jobs[#jobs + 1] = {
       group = groups[tonumber(ARGV[at])], id = ARGV[at + 1], record = ARGV[at + 2],
       body = ARGV[at + 3], data = ARGV[at + 4], meta = ARGV[at + 5], time = ARGV[at + 6],
+      path = ARGV[at + 7],
     }
   end
   return jobs
@@ -101,8 +102,9 @@ for _, job in ipairs(new) do
   local group = job.group
   local list, wake_up = group.list, group.wake_up
   redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', job.meta,
-    'enqueued_at', job.time, unpack(ARGV, group.first, group.last))
+    'enqueued_at', job.time, 'path', job.path, unpack(ARGV, group.first, group.last))
   redis.call('RPUSH', list, job.id)
+  join(list, job.path, job.id)
   if job.record ~= '' then
     redis.call('HSET', job.record, 'job', job.id, 'body', job.body)
     redis.call('EXPIRE', job.record, kept)

@@ -22,7 +22,7 @@ from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES, JobOptions
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER, write_payload
 from mlx_rq.jobs.queue.prepare import Prepared
-from mlx_rq.jobs.queue.scripts import load_script
+from mlx_rq.jobs.queue.scripts import backlog_script, load_script
 
 JOBS_PER_STEP = 500
 """Redis does nothing else while it takes that many in: some hundredths of a second."""
@@ -109,11 +109,12 @@ class _Step:
         data = write_payload(item.kind, item.encoded)
         self._jobs += (self._groups[identity].number, secrets.token_hex(16), record, fingerprint)
         # The time differs from job to job: by it recovery puts jobs back in their order.
-        self._jobs += (data, self._metas[item.affinity], utcformat(now()))
+        self._jobs += (data, self._metas[item.affinity], utcformat(now()), item.path)
 
     def run(self, later: int, bytes_coming: int, *, admitted: bool) -> Any:
         """Sends it; returns the reply that `enqueue.lua` describes."""
-        script = self._connection.register_script(load_script(__package__, "enqueue.lua"))
+        text = backlog_script() + load_script(__package__, "enqueue.lua")
+        script = self._connection.register_script(text)
         names = [Queue.redis_queues_keys]
         ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
         arguments: list[Any] = [keys.LIMITS, ours, keys.WAKE_UPS_KEPT, keys.WAKE_UP_SECONDS]

@@ -3,8 +3,8 @@
 A path is a row of short hashes, each of all that comes before its point: the system message and the
 tools; then the first 128, 256, 512 … characters of what follows; then all of it. Jobs that begin
 alike have paths that begin alike, so the lexicographic order of paths is a depth-first walk of the
-tree. The points are twice as far from each other each time: a shared text has one within it wherever
-it begins and ends, if it is at least as long as what is before it.
+tree. The points are twice as far from each other each time: a shared text has one within it
+wherever it begins and ends, if it is at least as long as what is before it.
 
 Only an order to work in: the producer has no tokenizer, so text stands for tokens. A hash that two
 texts share makes them neighbours that share nothing; it costs nothing but their place.

@@ -16,6 +16,7 @@ from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 from mlx_rq.jobs.openai.validation import encode_body, kind_of, validate
 from mlx_rq.jobs.queue.affinity import affinity_of
+from mlx_rq.jobs.queue.prefix_path import path_of
 
 
 class Prepared(NamedTuple):
@@ -26,6 +27,8 @@ class Prepared(NamedTuple):
     encoded: bytes
     """The body as JSON."""
     affinity: str
+    path: str
+    """Where it stands in the prefix tree of the backlog."""
     priority: Priority | None
     """What the body itself says of it; that goes before the option."""
     continues: str | None
@@ -39,6 +42,7 @@ class Prepared(NamedTuple):
             model=request.model or ANY_MODEL,
             encoded=encoded,
             affinity=affinity_of(body),
+            path=path_of(body),
             priority=request.priority,
             continues=request.continues,
         )

@@ -14,3 +14,8 @@ def load_script(package: str, name: str) -> str:
 def by_name(arguments: object) -> str:
     """Writes a dataclass as the one argument that a script reads with `cjson`; None is `nil`."""
     return json.dumps({name: value for name, value in vars(arguments).items() if value is not None})
+
+
+def backlog_script() -> str:
+    """Reads what stands before each script that adds to a queue's backlog or takes from it."""
+    return load_script(__package__, "any_type.lua") + load_script(__package__, "backlog.lua")

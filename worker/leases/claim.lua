@@ -9,6 +9,10 @@
 -- prefixes that nobody owns until it has enough. Others' jobs are left to them, unless one has
 -- waited too long, or a batch full of them waits and this worker has nothing else to do.
 --
+-- That is for lists of up to `SCANNED` entries. A longer backlog is claimed in the order of the prefix
+-- tree (`claim_walk.lua`); RQ's list then holds, until the round ends, what was taken out of its
+-- middle as well.
+--
 -- A suspect, a job that was in flight in several workers which died, is claimed by itself and only
 -- by a worker that is idle. Nothing behind it is claimed until then, so that its turn comes.
 --
@@ -17,80 +21,21 @@
 -- Returns for each job: {queue number, job id, execution id, data, meta, result_ttl, how many
 -- attempts it may have, how many were lost, whether it is a suspect (1 or 0)}.
 
-local given = cjson.decode(ARGV[1])
--- RQ keeps the records of an execution a minute longer than its lease.
-local MARGIN = 60
--- How far into a queue is looked for jobs that begin alike.
+-- How far into a queue is looked for jobs that begin alike: up to there, the order of arrival counts.
 local SCANNED = 1024
+-- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
+local SWEPT = 8192
+local swept = 0
 
-local worker_executions = KEYS[#KEYS]
-local claimed, owned = {}, {}
-
--- Whoever claims a job owns its prefix from then on, also while there is nobody to share with: a
--- worker that comes later finds out who has computed what.
-local function own(prefix)
-  if prefix == '' or owned[prefix] then return end
-  redis.call('SET', given.owner_prefix .. prefix, given.worker, 'EX', 2 * given.lease)
-  owned[prefix] = true
-end
-
--- What is known of a job that waits; nil for one that was cancelled or ended meanwhile, or stands
--- in the list twice, for a name that RQ gives to no job, and where the job's key holds no job.
-local function waiting(job_id)
-  if not string.match(job_id, '^[%w_-]+$') then return nil end
-  local fields = attempt('HMGET', given.job_prefix .. job_id, 'status', 'meta', 'retries_left')
-  if not fields or fields[1] ~= 'queued' then return nil end
-  local decoded, meta = pcall(cjson.decode, fields[2] or '{}')
-  if not decoded or type(meta) ~= 'table' then meta = {} end
-  local attempts = given.default_attempts
-  local wanted = meta.max_attempts
-  if type(wanted) == 'number' and wanted >= 1 and wanted <= 100 then
-    attempts = math.floor(wanted)
-  end
-  -- RQ counts down from what submit gave it; a job put in by hand has no count.
-  local retries = attempts - 1 + given.recovery_retries
-  local left = tonumber(fields[3] or '') or retries
-  local lost = left >= 0 and left <= retries and math.floor(retries - left) or 0
-  return {
-    id = job_id,
-    prefix = type(meta.prefix) == 'string' and meta.prefix or '',
-    attempts = attempts,
-    lost = lost,
-    suspect = lost >= given.suspect_after and lost < attempts,
-    uncounted = not fields[3] and retries,
-  }
-end
-
-local function claim(queue, registry, job)
-  local key = given.job_prefix .. job.id
-  local execution = given.execution_ids[#claimed + 1]
-  local composite = job.id .. ':' .. execution
-  redis.call('HSET', key, 'status', 'started', 'worker_name', given.worker,
-    'started_at', given.started_at, 'last_heartbeat', given.started_at)
-  -- Put in by hand: without a count, the attempts of a job that kills workers would never end.
-  if job.uncounted then redis.call('HSET', key, 'retries_left', job.uncounted) end
-  redis.call('PERSIST', key)
-  write('ZADD', registry, given.now + given.lease, composite)
-  redis.call('HSET', given.execution_prefix .. composite, 'id', execution, 'job_id', job.id,
-    'created_at', given.now, 'last_heartbeat', given.now, 'worker_name', given.worker)
-  redis.call('EXPIRE', given.execution_prefix .. composite, given.lease + MARGIN)
-  write('ZADD', given.executions_prefix .. job.id, given.now + given.lease + MARGIN, execution)
-  redis.call('EXPIRE', given.executions_prefix .. job.id, given.lease + MARGIN)
-  write('SADD', worker_executions, composite)
-  local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl')
-  claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
-    job.attempts, job.lost, job.suspect and 1 or 0}
-  own(job.prefix)
-end
-
--- Looks at the first job of a list that waits; those before it are taken out.
+-- Looks at the first job of a list that waits; those before it are taken out, so many at a time.
 local function first_of(list)
-  while true do
+  while swept < SWEPT do
     local job_id = attempt('LINDEX', list, 0)
     if not job_id then return nil end
     local job = waiting(job_id)
     if job then return job end
     redis.call('LPOP', list)
+    swept = swept + 1
   end
 end
 
@@ -107,18 +52,19 @@ local function take_in_order(queue, list, registry)
   return false
 end
 
--- Groups the jobs at the head of a list by their prefix, groups in the order of their first job.
-local function groups_in(list)
-  local groups, by_prefix, seen = {}, {}, {}
+-- Groups the jobs at the head of a list by a name, groups in the order of their first job.
+local function groups_in(list, name_of)
+  local groups, by_name, seen = {}, {}, {}
   for _, job_id in ipairs(redis.call('LRANGE', list, 0, SCANNED - 1)) do
     local job = not seen[job_id] and waiting(job_id)
     seen[job_id] = true
     if job and not job.suspect then
-      local group = by_prefix[job.prefix]
+      local name = name_of(job)
+      local group = by_name[name]
       if not group then
         group = {prefix = job.prefix, jobs = {}, owner = false}
         if job.prefix ~= '' then group.owner = attempt('GET', given.owner_prefix .. job.prefix) end
-        by_prefix[job.prefix] = group
+        by_name[name] = group
         groups[#groups + 1] = group
       end
       group.jobs[#group.jobs + 1] = job
@@ -136,8 +82,19 @@ local function take_group(queue, list, registry, group, most)
   group.jobs = {}
 end
 
+-- Takes whole groups of jobs that begin alike, in the order of their first jobs.
+local function take_in_groups(queue, list, registry)
+  local function name_of(job)
+    local group = group_of(member_of(job.path, job.id))
+    return group ~= '' and group or job.id
+  end
+  for _, group in ipairs(groups_in(list, name_of)) do
+    take_group(queue, list, registry, group, given.limit)
+  end
+end
+
 local function take_shared(queue, list, registry)
-  local groups = groups_in(list)
+  local groups = groups_in(list, function(job) return job.prefix end)
   for _, group in ipairs(groups) do
     local since = redis.call('HGET', given.job_prefix .. group.jobs[1].id, 'enqueued_at')
     if group.owner == given.worker or (since and since < given.overdue) then
@@ -163,8 +120,17 @@ for queue = 1, (#KEYS - 1) / 2 do
   local list, registry = KEYS[2 * queue - 1], KEYS[2 * queue]
   if #claimed >= given.limit then break end
   local first = first_of(list)
+  local entries = attempt('LLEN', list) or 0
+  if entries > SCANNED then
+    if walk(queue, list, registry) then break end
+    first = first_of(list)
+  elseif first then
+    redis.call('DEL', backlog_of(list).returned) -- what it holds is first in the list, too
+  end
   if not first then
     -- Nothing waits there, or what is there is no list.
+  elseif given.alone and not first.suspect and entries > given.limit - #claimed then
+    take_in_groups(queue, list, registry)
   elseif given.alone or first.suspect then
     if take_in_order(queue, list, registry) then break end
   else

@@ -79,6 +79,8 @@ class ClaimArguments:
     overdue: str
     """Jobs that were submitted before have waited too long."""
     lease: int
+    max_wait: float
+    """Seconds that a round of the backlog takes new jobs in."""
     suspect_after: int
     default_attempts: int
     recovery_retries: int
@@ -86,6 +88,7 @@ class ClaimArguments:
     execution_prefix: str
     executions_prefix: str
     owner_prefix: str
+    worker_prefix: str
     execution_ids: list[str]
     """One for each job that may be claimed."""
 
@@ -116,7 +119,9 @@ class Claims:
         self._script_keys = [
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
         ] + [f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"]
-        self._script = connection.register_script(script_of("claim.lua"))
+        self._script = connection.register_script(
+            script_of("claim_job.lua", "claim_walk.lua", "claim.lua")
+        )
 
     def take(
         self, limit: int, *, enough: int = 1, alone: bool = True, idle: bool = True
@@ -138,6 +143,7 @@ class Claims:
             started_at=utcformat(started_at),
             overdue=utcformat(started_at - timedelta(seconds=self._max_wait)),
             lease=self.lease_seconds,
+            max_wait=self._max_wait,
             suspect_after=SUSPECT_AFTER,
             default_attempts=DEFAULT_MAX_ATTEMPTS,
             recovery_retries=RECOVERY_RETRIES,
@@ -145,6 +151,7 @@ class Claims:
             execution_prefix=execution_key_parts().execution_prefix,
             executions_prefix=ExecutionRegistry("", self._connection).key,
             owner_prefix=keys.OWNER,
+            worker_prefix=keys.worker(""),
             execution_ids=[uuid.uuid4().hex for _ in range(limit)],
         )
         claimed = self._script(keys=self._script_keys, args=[by_name(arguments)])

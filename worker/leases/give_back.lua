@@ -37,6 +37,8 @@ if given.count == 'in_flight' then
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 write('LPUSH', queue, given.job_id)
+write('LPUSH', backlog_of(queue).returned, given.job_id)
+join(queue, attempt('HGET', job, 'path') or '', given.job_id)
 write('RPUSH', wake_up, 1)
 redis.call('LTRIM', wake_up, -given.wake_ups_kept, -1)
 redis.call('EXPIRE', wake_up, given.wake_up_seconds)

@@ -26,7 +26,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.finish import execution_key_parts, key_names
-from mlx_rq.jobs.queue.scripts import by_name, load_script
+from mlx_rq.jobs.queue.scripts import backlog_script, by_name, load_script
 from mlx_rq.jobs.queue.workers import live_workers
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -37,9 +37,9 @@ _AT_ONCE = 1000
 """Expired leases that are looked at in one go."""
 
 
-def script_of(name: str) -> str:
-    """Reads one of the worker's scripts, with what stands before each of them."""
-    return load_script(__package__, "any_type.lua") + load_script(__package__, name)
+def script_of(*names: str) -> str:
+    """Reads one of the worker's scripts, in pieces, with what stands before each of them."""
+    return backlog_script() + "".join(load_script(__package__, name) for name in names)
 
 
 def is_of_another_type(reply: object) -> bool:

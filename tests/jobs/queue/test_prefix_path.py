@@ -12,9 +12,7 @@ from mlx_rq.jobs.queue.prefix_path import LEVEL, path_of
 
 
 def chat(system: str, user: str) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    }
+    return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]}
 
 
 def text(seed: object, length: int) -> str:

@@ -1,0 +1,44 @@
+-- The backlog of a queue in the order of the prefix tree, beside RQ's list, which is in the order of
+-- arrival. Stands before each script that adds to it or takes from it.
+--
+-- Jobs are taken in rounds. A round is a sorted set whose members, <path>:<job id>, all have the
+-- score 0, so that Redis keeps them in lexicographic order: a depth-first walk of the tree
+-- (`prefix_path.py`). A job that comes within `max_wait` of the beginning of a round joins it; what
+-- comes later joins the next one. So whatever comes, a job is reached within the round that it is in.
+--
+--   mlx-rq:backlog:<queue>           sorted set   this round
+--   mlx-rq:backlog-next:<queue>      sorted set   the next round
+--   mlx-rq:backlog-state:<queue>     hash         `closes`: when (by Redis's clock) this round takes
+--                                                 no more jobs; `scanned`: how far the list was looked
+--                                                 through; `at <worker>`: what it claimed last
+--   mlx-rq:backlog-returned:<queue>  list         jobs that were given back, which go first
+--
+-- A member whose job does not wait any more (cancelled, taken by RQ's own means) is left, and dropped
+-- when it is met.
+
+local function backlog_of(list)
+  local name = string.match(list, 'mlx%-rq:.*$') or list
+  return {
+    round = 'mlx-rq:backlog:' .. name,
+    next = 'mlx-rq:backlog-next:' .. name,
+    state = 'mlx-rq:backlog-state:' .. name,
+    returned = 'mlx-rq:backlog-returned:' .. name,
+  }
+end
+
+local function seconds()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function member_of(path, job_id)
+  return (string.match(path, '^%x+$') or '') .. ':' .. job_id
+end
+
+-- Adds a job to this round where that takes more, else to the next one.
+local function join(list, path, job_id)
+  local backlog = backlog_of(list)
+  local closes = tonumber(attempt('HGET', backlog.state, 'closes') or '')
+  local round = closes and seconds() < closes and backlog.round or backlog.next
+  write('ZADD', round, 0, member_of(path, job_id))
+end

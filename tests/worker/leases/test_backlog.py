@@ -1,0 +1,181 @@
+"""A long backlog is claimed in the order of the prefix tree, and nothing in it is lost or starved."""
+
+import random
+from itertools import groupby
+from typing import Any
+
+import pytest
+from redis import Redis
+from rq import Queue
+
+from mlx_rq import Job, submit, submit_many
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.payload import SERIALIZER, read_payload
+from mlx_rq.worker.leases.claim import ClaimedJob, Claims
+
+QUEUE = keys.queue_name("default", "default")
+SYSTEM = "You answer in one word. " * 10
+WINDOW = 256
+
+
+def document(number: int) -> str:
+    return "".join(random.Random(number).choices("abcdefgh ", k=700))
+
+
+def question(about: int, number: int) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"{document(about)} Question {number}?"},
+        ]
+    }
+
+
+def shuffled(documents: int, questions: int) -> list[tuple[int, dict[str, Any]]]:
+    work = [(d, question(d, q)) for d in range(documents) for q in range(questions)]
+    random.Random(3).shuffle(work)
+    return work
+
+
+def claims_of(connection: Redis, name: str = "w", max_wait: float = 30.0) -> Claims:
+    connection.set(keys.worker(name), "{}")  # it lives
+    return Claims(connection, name, ["default"], lease_seconds=60, max_wait=max_wait)
+
+
+def about(job: ClaimedJob) -> str:
+    text: str = read_payload(job.data).body["messages"][1]["content"]
+    return text[:700]
+
+
+def end(connection: Redis, jobs: list[ClaimedJob]) -> None:
+    for job in jobs:
+        Job(job.id).cancel()
+
+
+def drain(claims: Claims, **how: Any) -> list[ClaimedJob]:
+    taken: list[ClaimedJob] = []
+    while some := claims.take(WINDOW, **how):
+        taken += some
+    return taken
+
+
+def runs(jobs: list[ClaimedJob]) -> int:
+    return len(list(groupby(jobs, key=about)))
+
+
+def test_jobs_that_begin_alike_come_together_out_of_a_shuffled_backlog(
+    redis_url: str, connection: Redis
+) -> None:
+    work = shuffled(documents=300, questions=8)
+    ids = {job.id for job in submit_many(body for _, body in work)}
+
+    taken = drain(claims_of(connection))
+
+    assert len(taken) == len({job.id for job in taken}) == 2400
+    assert {job.id for job in taken} == ids
+    assert runs(taken) <= 300 + 8  # the last ones come in the order of their arrival
+
+
+def test_two_workers_walk_different_parts_of_it(redis_url: str, connection: Redis) -> None:
+    submit_many(body for _, body in shuffled(documents=400, questions=8))
+    workers = [claims_of(connection, name) for name in "ab"]
+    taken: list[list[ClaimedJob]] = [[], []]
+
+    while True:
+        claimed = [worker.take(WINDOW, enough=16, alone=False) for worker in workers]
+        if not any(claimed):
+            break
+        for all_of_it, some in zip(taken, claimed, strict=True):
+            all_of_it += some
+
+    assert len({job.id for jobs in taken for job in jobs}) == 3200
+    assert min(map(len, taken)) > 1000
+    assert sum(map(runs, taken)) <= 400 + 40
+    both = {about(job) for job in taken[0]} & {about(job) for job in taken[1]}
+    assert len(both) <= 20
+
+
+def test_a_lone_job_that_comes_in_the_middle_is_taken_with_the_next_claim(
+    redis_url: str, connection: Redis
+) -> None:
+    submit_many(body for _, body in shuffled(documents=300, questions=8))
+    claims = claims_of(connection)
+    claims.take(WINDOW)
+    lone = submit(messages=[{"role": "user", "content": "What is the time?"}])
+    own = submit(messages=[*question(1, 1)["messages"][:1], {"role": "user", "content": "Hi."}])
+
+    taken = [job.id for job in claims.take(WINDOW)]
+
+    assert {lone.id, own.id} <= set(taken)
+
+
+def test_what_comes_after_a_round_has_closed_waits_for_the_next(
+    redis_url: str, connection: Redis
+) -> None:
+    """However many come of what is being worked on, all that waited before is reached first."""
+    first = submit_many(body for _, body in shuffled(documents=200, questions=8))
+    claims = claims_of(connection, max_wait=0.0)
+    taken = claims.take(WINDOW)
+    later = {
+        job.id for job in submit_many(question(d, 100 + q) for d in range(200) for q in (1, 2))
+    }
+
+    while len(taken) < len(first):
+        taken += claims.take(WINDOW)
+
+    early = [job.id in later for job in taken]
+    assert sum(early) <= 8 * 32  # newcomers: those whose like had all been taken
+    assert {job.id for job in first} - {job.id for job in taken} == set() or sum(early)
+
+
+def test_what_was_given_back_goes_first_and_in_its_order(redis_url: str, connection: Redis) -> None:
+    submit_many(body for _, body in shuffled(documents=300, questions=8))
+    claims = claims_of(connection)
+    taken = claims.take(WINDOW)
+    claims.take(WINDOW)
+
+    assert claims.hand_back(taken) == WINDOW
+    again = claims_of(connection, "another").take(WINDOW)
+
+    assert [job.id for job in again] == [job.id for job in taken]
+
+
+def test_jobs_that_only_rqs_list_knows_are_reached(redis_url: str, connection: Redis) -> None:
+    jobs = submit_many(body for _, body in shuffled(documents=200, questions=8))
+    for name in ("backlog", "backlog-next"):
+        for job in random.Random(1).sample(jobs, 300):
+            for member in connection.zscan_iter(f"mlx-rq:{name}:{QUEUE}", match=f"*:{job.id}"):
+                connection.zrem(f"mlx-rq:{name}:{QUEUE}", member[0])
+
+    assert {job.id for job in drain(claims_of(connection))} == {job.id for job in jobs}
+
+
+def test_cancelled_jobs_are_passed_by(redis_url: str, connection: Redis) -> None:
+    jobs = submit_many(body for _, body in shuffled(documents=200, questions=8))
+    gone = jobs[::2]
+    for job in gone:
+        job.cancel()
+
+    taken = {job.id for job in drain(claims_of(connection))}
+
+    assert taken == {job.id for job in jobs} - {job.id for job in gone}
+
+
+def test_rqs_list_is_empty_once_all_is_taken(redis_url: str, connection: Redis) -> None:
+    submit_many(body for _, body in shuffled(documents=200, questions=8))
+    claims = claims_of(connection)
+    taken = drain(claims)
+    claims.take(WINDOW)
+
+    assert Queue(QUEUE, connection=connection, serializer=SERIALIZER).count == 0
+    assert len(taken) == 1600
+    assert connection.exists(f"mlx-rq:backlog:{QUEUE}", f"mlx-rq:backlog-next:{QUEUE}") == 0
+
+
+@pytest.mark.parametrize("name", ["backlog", "backlog-next", "backlog-state", "backlog-returned"])
+def test_a_key_of_another_type_is_no_end(redis_url: str, connection: Redis, name: str) -> None:
+    jobs = submit_many(body for _, body in shuffled(documents=150, questions=8))
+    connection.delete(f"mlx-rq:{name}:{QUEUE}")
+    connection.set(f"mlx-rq:{name}:{QUEUE}", "something else")
+
+    assert {job.id for job in drain(claims_of(connection))} == {job.id for job in jobs}

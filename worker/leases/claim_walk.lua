@@ -1,0 +1,163 @@
+-- Claims out of a long backlog: in the order of the prefix tree, from where the worker is.
+
+-- How much of a claim goes, at most, to jobs that came last and begin like no other.
+local NEWCOMERS = 8
+-- Entries of the list that each claim looks at, for jobs that RQ's own means have put there.
+local LOOKED_AT = 64
+-- Members that one claim meets, at most, whose jobs do not wait any more.
+local DROPPED = 4096
+-- Characters of a path for each level, and of one that has no point within the text.
+local LEVEL, SHORT = 4, 8
+
+-- What a member shares with those that are to be computed together with it: its path without the
+-- level that is of the whole text, or all of it where the text is short.
+local function group_of(member)
+  local path = string.match(member, '^%x*')
+  return #path > SHORT and string.sub(path, 1, #path - LEVEL) or path
+end
+
+local function members_after(round, from, count)
+  local least = from == '' and '-' or '(' .. from
+  return attempt('ZRANGEBYLEX', round, least, '+', 'LIMIT', 0, count) or {}
+end
+
+-- Makes the next round this one; false where nothing waits in it.
+local function next_round(backlog)
+  if redis.call('EXISTS', backlog.next) == 0 then return false end
+  redis.call('RENAME', backlog.next, backlog.round)
+  write('HSET', backlog.state, 'closes', string.format('%.6f', seconds() + given.max_wait))
+  return true
+end
+
+-- Where the other live workers are.
+local function others_at(backlog)
+  local places, fields = {}, attempt('HGETALL', backlog.state) or {}
+  for field = 1, #fields, 2 do
+    local name = string.match(fields[field], '^at (.+)$')
+    if name and name ~= given.worker then
+      if redis.call('EXISTS', given.worker_prefix .. name) == 1 then
+        places[#places + 1] = fields[field + 1]
+      else
+        redis.call('HDEL', backlog.state, fields[field])
+      end
+    end
+  end
+  return places
+end
+
+-- The middle of the longest way between one worker and the next, at the beginning of a group.
+local function middle_of(backlog, others)
+  local count = redis.call('ZCARD', backlog.round)
+  local ranks = {}
+  for _, place in ipairs(others) do
+    ranks[#ranks + 1] = redis.call('ZLEXCOUNT', backlog.round, '-', '[' .. place)
+  end
+  table.sort(ranks)
+  local longest, start = -1, 0
+  for number, rank in ipairs(ranks) do
+    local following = ranks[number + 1] or ranks[1] + count
+    if following - rank > longest then
+      longest, start = following - rank, rank + math.floor((following - rank) / 2)
+    end
+  end
+  local rank = count > 0 and start % count or 0
+  local member = redis.call('ZRANGE', backlog.round, rank, rank)[1]
+  return member and group_of(member) or ''
+end
+
+-- Where this worker goes on: where it was, unless another is there or it has been nowhere yet.
+local function place(backlog)
+  local mine = attempt('HGET', backlog.state, 'at ' .. given.worker)
+  local others = given.alone and {} or others_at(backlog)
+  if #others == 0 then return mine or '' end
+  if mine then
+    local ahead = members_after(backlog.round, mine, 1)[1]
+    local free = ahead ~= nil
+    for _, other in ipairs(others) do
+      if members_after(backlog.round, other, 1)[1] == ahead then free = false end
+    end
+    if free then return mine end
+  end
+  return middle_of(backlog, others)
+end
+
+local function take_returned(queue, registry, backlog)
+  while #claimed < given.limit do
+    local job_id = attempt('LPOP', backlog.returned)
+    if not job_id then return end
+    local job = waiting(job_id)
+    if job and not job.suspect then claim(queue, registry, job) end
+  end
+end
+
+-- Takes what came last and begins like no other that waits: nothing is computed twice for it, and
+-- it need not wait for its turn in a long round.
+local function take_newcomers(queue, list, registry, backlog)
+  local most = math.min(given.limit, #claimed + math.max(1, math.floor(given.limit / NEWCOMERS)))
+  local newest = redis.call('LRANGE', list, -math.max(1, math.floor(given.limit / NEWCOMERS)), -1)
+  for number = #newest, 1, -1 do
+    if #claimed >= most then return end
+    local job = waiting(newest[number])
+    if job and not job.suspect then
+      local group, alike = group_of(member_of(job.path, job.id)), 0
+      for _, round in ipairs({backlog.round, backlog.next}) do
+        alike = alike + #redis.call(
+          'ZRANGEBYLEX', round, '[' .. group, '(' .. group .. '\255', 'LIMIT', 0, 2)
+      end
+      if alike == 1 then claim(queue, registry, job) end
+    end
+  end
+end
+
+-- Lets jobs join that only RQ's list knows, a piece of the list at each claim.
+local function adopt(list, backlog)
+  local from = tonumber(attempt('HGET', backlog.state, 'scanned') or '') or 0
+  if from >= redis.call('LLEN', list) then from = 0 end
+  for _, job_id in ipairs(redis.call('LRANGE', list, from, from + LOOKED_AT - 1)) do
+    local job = waiting(job_id)
+    if job then
+      local member = member_of(job.path, job.id)
+      local known = redis.call('ZSCORE', backlog.round, member)
+        or redis.call('ZSCORE', backlog.next, member)
+      if not known then redis.call('ZADD', backlog.next, 0, member) end
+    end
+  end
+  write('HSET', backlog.state, 'scanned', from + LOOKED_AT)
+end
+
+-- Returns true where a suspect was met: then nothing more is claimed.
+local function walk(queue, list, registry)
+  local backlog = backlog_of(list)
+  for _, round in ipairs({backlog.round, backlog.next}) do
+    if attempt('ZCARD', round) == false then redis.call('DEL', round) end
+  end
+  adopt(list, backlog)
+  take_returned(queue, registry, backlog)
+  take_newcomers(queue, list, registry, backlog)
+  if redis.call('EXISTS', backlog.round) == 0 then next_round(backlog) end
+  local from, dropped, stopped = place(backlog), 0, false
+  while #claimed < given.limit and dropped < DROPPED and not stopped do
+    local members = members_after(backlog.round, from, given.limit - #claimed)
+    if #members == 0 and from == '' and not next_round(backlog) then break end
+    if #members == 0 then from = '' end
+    for _, member in ipairs(members) do
+      local job_id = string.match(member, ':([%w_-]+)$')
+      local job = job_id and waiting(job_id)
+      if not job then
+        redis.call('ZREM', backlog.round, member)
+        dropped = dropped + 1
+      elseif job.suspect and (#claimed > 0 or not given.idle) then
+        stopped = true
+        break
+      else
+        claim(queue, registry, job)
+        redis.call('ZREM', backlog.round, member) -- also where the job's record tells another path
+        stopped = job.suspect
+      end
+      from = member
+      if stopped then break end
+    end
+  end
+  write('HSET', backlog.state, 'at ' .. given.worker, from)
+  return stopped
+end
