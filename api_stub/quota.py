@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis
-from rq import Queue
 
 from mlx_rq.api_stub.middleware import rate_limited
 from mlx_rq.jobs.client.job import ended_among
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.options import STORED_TTL
 
 FULL_SECONDS = 30.0
@@ -54,10 +54,8 @@ class Room:
         if spare and now < until:
             self._spare[model] = spare - 1, until
             return
-        with connection.pipeline(transaction=False) as pipe:
-            for priority in PRIORITIES:
-                pipe.llen(f"{Queue.redis_queue_namespace_prefix}{keys.queue_name(model, priority)}")
-            waiting = sum(pipe.execute())
+        names = [keys.queue_name(model, priority) for priority in PRIORITIES]
+        waiting = sum(waiting_in(connection, names))
         if waiting >= self._limit:
             self._spare.pop(model, None)
             raise rate_limited(f"{waiting} jobs wait for {model!r} already.", FULL_SECONDS)

@@ -26,6 +26,18 @@ local function backlog_of(list)
   }
 end
 
+-- Entries up to which RQ's list holds just what waits (`backlog.py`).
+local EXACT_LIST = 1024
+
+-- How many jobs wait: of a longer list, claims leave out of its middle what they take.
+local function waiting_in(list)
+  local entries = redis.call('LLEN', list)
+  if entries <= EXACT_LIST then return entries end
+  local backlog = backlog_of(list)
+  local known = (attempt('ZCARD', backlog.round) or 0) + (attempt('ZCARD', backlog.next) or 0)
+  return known > 0 and known or entries
+end
+
 local function seconds()
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1000000

@@ -60,7 +60,7 @@ local function count_waiting()
   local waiting = 0
   for _, list in ipairs(redis.call('SMEMBERS', queues)) do
     if string.sub(list, 1, #queue_prefix) == queue_prefix then
-      waiting = waiting + redis.call('LLEN', list)
+      waiting = waiting + waiting_in(list)
     end
   end
   return waiting

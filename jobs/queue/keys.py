@@ -2,6 +2,8 @@
 
     mlx-rq:result:<job id>          string   the OpenAI-shaped result, or {"error": {...}}; TTL
     mlx-rq:completions              stream   one entry for each job that ended; trimmed
+    mlx-rq:backlog:<queue>          zset     what waits, in the order of the prefix tree, and
+    mlx-rq:backlog-…:<queue>                 what belongs to it (`backlog.lua`)
     mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes soon
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
@@ -60,6 +62,16 @@ QUEUE = "mlx-rq"
 def result(job_id: str) -> str:
     """Names the key that holds a job's result."""
     return f"mlx-rq:result:{job_id}"
+
+
+def backlog(queue: str) -> str:
+    """Names the jobs of this round of a queue, in the order of the prefix tree."""
+    return f"mlx-rq:backlog:{queue}"
+
+
+def next_backlog(queue: str) -> str:
+    """Names the jobs of a queue's next round."""
+    return f"mlx-rq:backlog-next:{queue}"
 
 
 def wake_up(model: str) -> str:

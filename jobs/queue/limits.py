@@ -17,6 +17,7 @@ from rq.utils import as_text
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import waiting_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,10 @@ def usage(connection: Redis) -> dict[str, Any]:
     """Tells each limit and how much of it is used, as `mlx-rq limits` and `status` show it."""
     limits = read_limits(connection)
     ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
-    names = [as_text(name) for name in connection.smembers(Queue.redis_queues_keys)]
-    with connection.pipeline(transaction=False) as pipe:
-        for name in names:
-            if name.startswith(ours):
-                pipe.llen(name)
-        waiting = sum(pipe.execute())
+    lists = (as_text(name) for name in connection.smembers(Queue.redis_queues_keys))
+    prefix = Queue.redis_queue_namespace_prefix
+    names = [name.removeprefix(prefix) for name in lists if name.startswith(ours)]
+    waiting = sum(waiting_in(connection, names))
     used = connection.info("memory")["used_memory"]
     return {
         "jobs": {"limit": limits.jobs, "waiting": waiting},

@@ -7,6 +7,7 @@ from rq import Queue
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys, limits
+from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.workers import live_workers
 
@@ -30,7 +31,7 @@ def overview(connection: Redis) -> dict[str, Any]:
             {
                 "model": model,
                 "priority": priority,
-                "queued": queue.count,
+                "queued": waiting_in(connection, [queue.name])[0],
                 "in_progress": queue.started_job_registry.get_job_count(cleanup=False),
                 "completed": queue.finished_job_registry.get_job_count(cleanup=False),
                 "failed": queue.failed_job_registry.get_job_count(cleanup=False),

@@ -14,8 +14,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("jobs", "engine", "worker", "api_stub")
 LUA = (
-    *(f"jobs/queue/{name}.lua" for name in ("enqueue", "finish", "webhooks")),
-    *(f"worker/leases/{name}.lua" for name in ("any_type", "claim", "give_back")),
+    *(
+        f"jobs/queue/{name}.lua"
+        for name in ("any_type", "backlog", "enqueue", "finish", "webhooks")
+    ),
+    *(f"worker/leases/{name}.lua" for name in ("claim", "claim_job", "claim_walk", "give_back")),
 )
 HEAVY = ("mlx", "mlx_lm", "transformers", "torch", "numpy")
 

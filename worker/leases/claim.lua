@@ -9,7 +9,7 @@
 -- prefixes that nobody owns until it has enough. Others' jobs are left to them, unless one has
 -- waited too long, or a batch full of them waits and this worker has nothing else to do.
 --
--- That is for lists of up to `SCANNED` entries. A longer backlog is claimed in the order of the prefix
+-- That is for lists of up to `EXACT_LIST` entries. A longer backlog is claimed in the order of the prefix
 -- tree (`claim_walk.lua`); RQ's list then holds, until the round ends, what was taken out of its
 -- middle as well.
 --
@@ -21,8 +21,6 @@
 -- Returns for each job: {queue number, job id, execution id, data, meta, result_ttl, how many
 -- attempts it may have, how many were lost, whether it is a suspect (1 or 0)}.
 
--- How far into a queue is looked for jobs that begin alike: up to there, the order of arrival counts.
-local SCANNED = 1024
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
 local SWEPT = 8192
 local swept = 0
@@ -55,7 +53,7 @@ end
 -- Groups the jobs at the head of a list by a name, groups in the order of their first job.
 local function groups_in(list, name_of)
   local groups, by_name, seen = {}, {}, {}
-  for _, job_id in ipairs(redis.call('LRANGE', list, 0, SCANNED - 1)) do
+  for _, job_id in ipairs(redis.call('LRANGE', list, 0, EXACT_LIST - 1)) do
     local job = not seen[job_id] and waiting(job_id)
     seen[job_id] = true
     if job and not job.suspect then
@@ -121,7 +119,7 @@ for queue = 1, (#KEYS - 1) / 2 do
   if #claimed >= given.limit then break end
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
-  if entries > SCANNED then
+  if entries > EXACT_LIST then
     if walk(queue, list, registry) then break end
     first = first_of(list)
   elseif first then

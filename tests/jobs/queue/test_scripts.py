@@ -12,19 +12,22 @@ from mlx_rq.jobs.queue.scripts import by_name, load_script
 from mlx_rq.worker.leases.claim import ClaimArguments
 from mlx_rq.worker.leases.recovery import GiveBackArguments
 
+CLAIM = ["claim_job.lua", "claim_walk.lua", "claim.lua"]
+
 
 @pytest.mark.parametrize(
-    ("package", "name", "arguments"),
+    ("package", "names", "arguments"),
     [
-        ("mlx_rq.jobs.queue", "finish.lua", FinishArguments),
-        ("mlx_rq.worker.leases", "claim.lua", ClaimArguments),
-        ("mlx_rq.worker.leases", "give_back.lua", GiveBackArguments),
+        ("mlx_rq.jobs.queue", ["finish.lua"], FinishArguments),
+        ("mlx_rq.worker.leases", CLAIM, ClaimArguments),
+        ("mlx_rq.worker.leases", ["give_back.lua"], GiveBackArguments),
     ],
 )
 def test_a_script_reads_what_it_is_given_and_nothing_else(
-    package: str, name: str, arguments: Any
+    package: str, names: list[str], arguments: Any
 ) -> None:
-    read = set(re.findall(r"\bgiven\.(\w+)", load_script(package, name)))
+    text = "".join(load_script(package, name) for name in names)
+    read = set(re.findall(r"\bgiven\.(\w+)", text))
     assert read == {field.name for field in fields(arguments)}
 
 

@@ -1,4 +1,4 @@
-"""A long backlog is claimed in the order of the prefix tree, and nothing in it is lost or starved."""
+"""A long backlog is claimed in the order of the prefix tree, and nothing in it is lost."""
 
 import random
 from itertools import groupby
@@ -116,16 +116,14 @@ def test_what_comes_after_a_round_has_closed_waits_for_the_next(
     first = submit_many(body for _, body in shuffled(documents=200, questions=8))
     claims = claims_of(connection, max_wait=0.0)
     taken = claims.take(WINDOW)
-    later = {
-        job.id for job in submit_many(question(d, 100 + q) for d in range(200) for q in (1, 2))
-    }
+    more = submit_many(question(d, 100 + q) for d in range(200) for q in (1, 2))
+    later = {job.id for job in more}
 
-    while len(taken) < len(first):
+    while {job.id for job in first} - {job.id for job in taken}:
         taken += claims.take(WINDOW)
 
-    early = [job.id in later for job in taken]
-    assert sum(early) <= 8 * 32  # newcomers: those whose like had all been taken
-    assert {job.id for job in first} - {job.id for job in taken} == set() or sum(early)
+    early = sum(job.id in later for job in taken)
+    assert early < WINDOW  # those that fill the last claim of the round
 
 
 def test_what_was_given_back_goes_first_and_in_its_order(redis_url: str, connection: Redis) -> None:
