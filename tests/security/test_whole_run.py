@@ -28,11 +28,17 @@ PASSWORD = "s3cret-w0rd"
 ROLES = ("producer", "server", "worker")
 
 SCRIPTS = {
-    "producer": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
-    "server": ("jobs/queue/enqueue.lua", "jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
+    "producer": ("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+    "server": (
+        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
+        *("jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
+    ),
     "worker": (
         "jobs/queue/finish.lua",
-        "worker/leases/any_type.lua",
+        "jobs/queue/any_type.lua",
+        "jobs/queue/backlog.lua",
+        "worker/leases/claim_job.lua",
+        "worker/leases/claim_walk.lua",
         "worker/leases/claim.lua",
         "worker/leases/give_back.lua",
     ),
