@@ -1,0 +1,199 @@
+"""Shared tokens over a whole backlog: what workers compute of it, and how long a lone job waits.
+
+    python bench/backlog.py [--documents 2500] [--questions 8] [--orders shuffled sorted …] [--json]
+
+Through a real queue and real workers with a tiny random model, whose memory is for 40 documents. A
+document's questions share all of it but their last words; all share a system message. The figures
+are over the whole backlog: tokens that all workers prefilled, for each distinct token of all
+prompts. A lone job, which begins like no other, comes when a third of the jobs has ended: `lone` is
+how many jobs ended before it from then on.
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "engine")]
+
+from redis import Redis  # noqa: E402
+from tiny import tiny_model  # noqa: E402
+
+from mlx_rq import Job, submit, submit_many  # noqa: E402
+from mlx_rq.engine.engine import MLXEngine  # noqa: E402
+from mlx_rq.engine.options import EngineOptions  # noqa: E402
+from mlx_rq.engine.prompts.render import render  # noqa: E402
+from mlx_rq.engine.scheduling.budget import measure_kv  # noqa: E402
+from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens  # noqa: E402
+from mlx_rq.jobs.openai.validation import validate  # noqa: E402
+from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
+from mlx_rq.worker.options import WorkerOptions  # noqa: E402
+from mlx_rq.worker.worker import MLXWorker  # noqa: E402
+
+HELD = 40
+"""Documents that there is memory for."""
+
+DOCUMENT = 900
+"""Characters of a document: some 300 tokens of the tiny model."""
+
+SYSTEM = "Answer the question about the document in one word. "
+
+Body = dict[str, Any]
+
+
+class Figures(NamedTuple):
+    """What came of one order of the backlog."""
+
+    order: str
+    workers: int
+    jobs: int
+    prefilled_per_distinct: float
+    told: float
+    """The same as the workers tell it; they count what each of them computed."""
+    lone: int
+    jobs_per_second: float
+
+
+def document(number: int) -> str:
+    words = random.Random(number)
+    return "".join(words.choices("abcdefghijklmnop ", k=DOCUMENT))
+
+
+def question(about: int, number: int) -> Body:
+    return {
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"{document(about)}\nQuestion {number}?"},
+        ],
+        "max_completion_tokens": 8,
+        "temperature": 0,
+    }
+
+
+def backlog(order: str, documents: int, questions: int) -> list[Body]:
+    """The bodies in the order in which they are submitted."""
+    work = [(about, number) for about in range(documents) for number in range(questions)]
+    if order == "shuffled":
+        random.Random(1).shuffle(work)
+    elif order == "files":  # ten files of questions, a line of each in turn
+        work.sort(key=lambda pair: (pair[1], pair[0] % 10))
+    elif order == "unshared":
+        return [question(about * questions + number, 0) for about, number in work]
+    return [question(about, number) for about, number in work]
+
+
+def work(url: str, told: Any, batch_size: int) -> None:
+    """One worker: works until nothing waits, then tells what it computed."""
+    logging.disable(logging.WARNING)
+    model = tiny_model("llama")
+    of_one = measure_kv(model.model).bytes(1, DOCUMENT // 3)
+    options = EngineOptions(batch_size=batch_size, kv_bytes=HELD * of_one, reserve=16)
+    engine = MLXEngine(model, options)
+    worker = MLXWorker(
+        engine, Redis.from_url(url), Redis.from_url(url), options=WorkerOptions(lease=20)
+    )
+    threading.Thread(target=_stop_when_done, args=(url, worker), daemon=True).start()
+    worker.run()
+    totals = engine.totals
+    told.put((totals.prefilled_tokens, totals.distinct_tokens))
+
+
+def _stop_when_done(url: str, worker: MLXWorker) -> None:
+    """Stops the worker once every job that was submitted has ended."""
+    connection = Redis.from_url(url)
+    while not connection.exists("bench:done"):
+        time.sleep(0.2)
+    worker.request_stop(signal.SIGTERM, None)
+
+
+def distinct_of(bodies: list[Body]) -> int:
+    """Distinct tokens of all prompts, as the model renders them."""
+    model = tiny_model("llama")
+    distinct = DistinctTokens(exact=2**26)
+    for body in bodies:
+        for prompt in render(validate("chat", body), model.tokenizer, model.vocab_size):
+            distinct.add(prompt)
+    return distinct.count
+
+
+def wait_for(connection: Redis, ended: int) -> Iterator[int]:
+    """Gives how many jobs have ended, until it are so many."""
+    while (count := connection.xlen("mlx-rq:completions")) < ended:
+        yield count
+        time.sleep(0.1)
+
+
+def measure(order: str, bodies: list[Body], workers: int, batch_size: int) -> Figures:
+    """Submits the backlog, lets workers at it, and a lone job into the middle."""
+    context = multiprocessing.get_context("spawn")
+    with TemporaryDirectory() as folder, embedded_valkey(Path(folder), port=None) as url:
+        connection = Redis.from_url(url)
+        submit_many(bodies, redis_url=url)
+        told = context.Queue()
+        started = time.monotonic()
+        processes = [
+            context.Process(target=work, args=(url, told, batch_size)) for _ in range(workers)
+        ]
+        for process in processes:
+            process.start()
+        for _ in wait_for(connection, len(bodies) // 3):
+            pass
+        before = connection.xlen("mlx-rq:completions")
+        lone: Job = submit(prompt="Once upon a time", max_tokens=4, redis_url=url)
+        lone.result(timeout=600)
+        passed = connection.xlen("mlx-rq:completions") - before - 1
+        for _ in wait_for(connection, len(bodies) + 1):
+            pass
+        seconds = time.monotonic() - started
+        connection.set("bench:done", 1)
+        totals = [told.get() for _ in processes]
+        for process in processes:
+            process.join()
+    prefilled = sum(prefilled for prefilled, _ in totals)
+    return Figures(
+        order=order,
+        workers=workers,
+        jobs=len(bodies),
+        prefilled_per_distinct=prefilled / distinct_of(bodies),
+        told=prefilled / sum(distinct for _, distinct in totals),
+        lone=passed,
+        jobs_per_second=len(bodies) / seconds,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--documents", type=int, default=2500)
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--orders", nargs="+", default=["shuffled", "sorted", "files", "unshared"])
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    for order in arguments.orders:
+        bodies = backlog(order, arguments.documents, arguments.questions)
+        for workers in arguments.workers:
+            figures = measure(order, bodies, workers, arguments.batch_size)
+            if arguments.json:
+                print(json.dumps(figures._asdict()), flush=True)
+                continue
+            print(
+                f"{order:9} {workers} worker(s), {figures.jobs:,} jobs: prefilled / distinct "
+                f"{figures.prefilled_per_distinct:.3f} (told {figures.told:.3f}); a lone job "
+                f"waited for {figures.lone}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
