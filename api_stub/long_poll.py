@@ -36,7 +36,7 @@ def keeps_its_job(request: Request, service: Service) -> bool:
     return service.settings.keep_on_disconnect or "idempotency-key" in request.headers
 
 
-async def answer(request: Request, service: Service, job: Job) -> Response:
+async def respond(request: Request, service: Service, job: Job) -> Response:
     """Waits for the job and answers with its result, the response object.
 
     A client that goes away takes its job with it, unless that is to be kept. Raises JobFailed, and

@@ -17,12 +17,12 @@ from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
 
-from mlx_rq.engine.errors import ended_by, failure, refusal
+from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
-from mlx_rq.engine.output.response import WRITERS, answer
+from mlx_rq.engine.output.response import WRITERS, response_of
 from mlx_rq.engine.scheduling.integrity import check
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
@@ -202,7 +202,7 @@ class MLXEngine:
             try:
                 sequence.start()
             except RequestError as error:
-                refused.append(refusal(self._sequences.tasks[sequence.task_id].task, error))
+                refused.append(bad_request(self._sequences.tasks[sequence.task_id].task, error))
                 self.cancel(sequence.task_id)
             else:
                 self._sequences.compiled(sequence)
@@ -260,7 +260,7 @@ class MLXEngine:
         outcomes = []
         for task, sequences in complete:
             try:
-                result = answer(task, sequences, self._token_bytes, **names)
+                result = response_of(task, sequences, self._token_bytes, **names)
                 outcomes.append(Outcome(task.id, result))
             except Exception as error:  # its text cannot be taken apart: it is this task's alone
                 outcomes.append(ended_by(error, task))
@@ -295,6 +295,6 @@ class MLXEngine:
             for sequence in sequences:
                 sequence.start()
         except RequestError as error:
-            return [refusal(task, error)]
+            return [bad_request(task, error)]
         self._sequences.restart(task, sequences)
         return []

@@ -11,12 +11,12 @@ logger = logging.getLogger("mlx_rq.engine")
 def ended_by(error: Exception, task: Task) -> Outcome:
     """The outcome of a task at which something was raised that is its own."""
     if isinstance(error, RequestError):
-        return refusal(task, error)
+        return bad_request(task, error)
     logger.error("the engine raised at a request", exc_info=error)
     return failure(task.id, error)
 
 
-def refusal(task: Task, error: RequestError) -> Outcome:
+def bad_request(task: Task, error: RequestError) -> Outcome:
     """The outcome of a task that can never be generated."""
     return Outcome(task.id, {"error": task.request.restated(error).error})
 

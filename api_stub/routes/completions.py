@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.chunks import ChatChunks, Chunks, CompletionChunks
-from mlx_rq.api_stub.long_poll import answer, keeps_its_job
+from mlx_rq.api_stub.long_poll import keeps_its_job, respond
 from mlx_rq.api_stub.openapi import STREAMED, body_of
 from mlx_rq.api_stub.routes.stored_completions import remember
 from mlx_rq.api_stub.service import JsonBody, Service, TheService
@@ -43,4 +43,4 @@ async def _create(
     if wanted_stream is not None:
         writer = chunks(job, body, wanted_stream)
         return await stream(service, job, writer, keep=keeps_its_job(request, service))
-    return await answer(request, service, job)
+    return await respond(request, service, job)

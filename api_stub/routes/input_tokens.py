@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from mlx_rq.api_stub.long_poll import answer
+from mlx_rq.api_stub.long_poll import respond
 from mlx_rq.api_stub.openapi import body_of
 from mlx_rq.api_stub.service import JsonBody, TheService
 from mlx_rq.jobs.openai.responses import ResponsesRequest
@@ -22,4 +22,4 @@ async def count_input_tokens(request: Request, body: JsonBody, service: TheServi
     job = await service.submit(
         request, TokenCountRequest.kind, counting(body), waits=True, any_model=True
     )
-    return await answer(request, service, job)
+    return await respond(request, service, job)

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
-from mlx_rq.api_stub.long_poll import answer, keeps_its_job
+from mlx_rq.api_stub.long_poll import keeps_its_job, respond
 from mlx_rq.api_stub.openapi import STREAMED, body_of
 from mlx_rq.api_stub.response_events import ResponseEvents
 from mlx_rq.api_stub.service import JsonBody, Service, TheService
@@ -48,7 +48,7 @@ async def create_response(request: Request, body: JsonBody, service: TheService)
         keep = wanted.background is True or keeps_its_job(request, service)
         return await stream(service, job, ResponseEvents(job, wanted, time.time()), keep=keep)
     if not wanted.background:
-        return await answer(request, service, job)
+        return await respond(request, service, job)
     return JSONResponse(await run_in_threadpool(_view, job), headers={"x-job-id": job.id})
 
 

@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
-from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, Level, Part, SharedKVCache
+from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, KVSegment, Level, SharedKVCache
 
 _SCORES = 2**22
 """Scores in memory at once (16 MiB of float32): long prefills go by pieces."""
@@ -160,7 +160,7 @@ def _over_level(level: Level, queries: mx.array, width: int) -> _Outcome:
     return _Outcome(output, mass)
 
 
-def _over_part(part: Part, queries: mx.array) -> _Outcome:
+def _over_part(part: KVSegment, queries: mx.array) -> _Outcome:
     """Attention of the rows of a part to it: their queries are stacked, as if of one row."""
     rows, kv_heads, count, width = queries.shape
     stacked = queries.transpose(1, 0, 2, 3).reshape(1, kv_heads, rows * count, width)

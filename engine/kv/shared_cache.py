@@ -22,7 +22,7 @@ them.
 """
 
 
-class Part:
+class KVSegment:
     """The keys and values of a run of tokens in one layer, frozen. Compared by identity.
 
     Both have the shape (1, KV heads, tokens, head width).
@@ -46,7 +46,7 @@ class Part:
         return self.keys.nbytes + self.values.nbytes
 
 
-Chain = tuple[Part, ...]
+Chain = tuple[KVSegment, ...]
 
 
 def depth(chain: Chain) -> int:
@@ -58,7 +58,7 @@ def depth(chain: Chain) -> int:
 class Group:
     """A part, and the rows of the batch that stand on it (None: all, in their order)."""
 
-    part: Part
+    part: KVSegment
     rows: mx.array | None
 
 
@@ -83,8 +83,8 @@ def levels_of(chains: Sequence[Chain]) -> tuple[Level, ...]:
                  for n in range(deepest))  # fmt: skip
 
 
-def _level(parts: Sequence[Part | None]) -> Level:
-    rows_on: dict[Part, list[int]] = {}
+def _level(parts: Sequence[KVSegment | None]) -> Level:
+    rows_on: dict[KVSegment, list[int]] = {}
     for row, part in enumerate(parts):
         if part is not None:
             rows_on.setdefault(part, []).append(row)

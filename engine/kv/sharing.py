@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
 from mlx_rq.engine.kv.shared_attention import Installation
-from mlx_rq.engine.kv.shared_cache import Chain, Part, SharedKVCache, depth
+from mlx_rq.engine.kv.shared_cache import Chain, KVSegment, SharedKVCache, depth
 
 MIN_SEQUENCES = 2
 """One sequence alone has nobody to share with, and loses up to 4 % by one more product."""
@@ -67,9 +67,9 @@ def can_share(cache: Any) -> bool:
     return type(cache) is KVCache
 
 
-def _part(cache: KVCache, start: int) -> Part:
+def _part(cache: KVCache, start: int) -> KVSegment:
     keys, values = cache.keys_and_values()
-    return Part(keys[:, :, start:], values[:, :, start:])
+    return KVSegment(keys[:, :, start:], values[:, :, start:])
 
 
 def built_on(base: Caches) -> Caches:

@@ -25,7 +25,7 @@ WRITERS: Mapping[str, Writer[Any]] = {
 """By kind of job."""
 
 
-def answer(
+def response_of(
     task: Task,
     sequences: Sequence[TokenSequence],
     token_bytes: TokenBytes,
@@ -46,7 +46,7 @@ def answer(
     finished = Finished(
         task,
         list(zip(chosen, readings, strict=True)),
-        usage(sequences),
+        token_usage(sequences),
         token_bytes,
         model=model_id if request.model in (None, ANY_MODEL) else request.model,
         fingerprint=fingerprint,
@@ -71,7 +71,7 @@ def _best(sequences: Sequence[TokenSequence]) -> Sequence[TokenSequence]:
     ]
 
 
-def usage(sequences: Sequence[TokenSequence]) -> dict[str, Any]:
+def token_usage(sequences: Sequence[TokenSequence]) -> dict[str, Any]:
     """Counts tokens: a prompt once, however many choices were made from it; completions summed.
 
     `cached_tokens` are prompt tokens that were not computed for this task, because another task or

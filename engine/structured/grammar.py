@@ -28,7 +28,7 @@ from mlx_rq.jobs.openai.structured import (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GrammarPart:
     """A part of a grammar that compiles by itself, and the error that is due if it does not."""
 
     lark: str
@@ -44,7 +44,7 @@ class Grammar:
     """
 
     lark: str | None
-    parts: tuple[Part, ...]
+    parts: tuple[GrammarPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +217,12 @@ def _reasoning(
 
 def _parts(
     model_format: ModelFormat, shape: Shape | None, tools: Tools, calls: Sequence[Call]
-) -> tuple[Part, ...]:
+) -> tuple[GrammarPart, ...]:
     parts = []
     if shape is not None:
         lark = Lark(model_format.specials)
         text = lark.grammar(_shaped(lark, shape))
-        parts.append(Part(text, shape.error, shape.value if shape.kind == "json" else None))
+        parts.append(GrammarPart(text, shape.error, shape.value if shape.kind == "json" else None))
     for (index, tool), call in zip(tools.usable, calls, strict=True):
         lark = Lark(model_format.specials)
         text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
@@ -230,5 +230,5 @@ def _parts(
         def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:
             return function_error(index, name, fault)
 
-        parts.append(Part(text, error, call.schema))
+        parts.append(GrammarPart(text, error, call.schema))
     return tuple(parts)

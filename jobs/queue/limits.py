@@ -64,7 +64,7 @@ def set_limits(connection: Redis, changes: Mapping[str, int | None]) -> None:
         pipe.execute()
 
 
-def usage(connection: Redis) -> dict[str, Any]:
+def limits_in_use(connection: Redis) -> dict[str, Any]:
     """Tells each limit and how much of it is used, as `mlx-rq limits` and `status` show it."""
     limits = read_limits(connection)
     ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"

@@ -46,6 +46,6 @@ def overview(connection: Redis) -> dict[str, Any]:
     return {
         "queues": queues,
         "workers": workers,
-        "limits": limits.usage(connection),
+        "limits": limits.limits_in_use(connection),
         "notes": notes,
     }

@@ -127,14 +127,14 @@ def test_what_a_sequence_had_said_is_not_taken_for_another_sequences_prompt() ->
 
 def test_an_answer_that_cannot_be_made_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    answer = generate.answer
+    answer = generate.response_of
 
     def raises_at_bad(asked: Any, *rest: Any, **more: Any) -> Any:
         if asked.id == "bad":
             raise RecursionError("too deep")
         return answer(asked, *rest, **more)
 
-    monkeypatch.setattr(generate, "answer", raises_at_bad)
+    monkeypatch.setattr(generate, "response_of", raises_at_bad)
     good = completion([4, 5, 6])
     engine = start(model, {"bad": completion([1, 2]), "good": good})
 

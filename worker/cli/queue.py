@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.limits import set_limits, usage
+from mlx_rq.jobs.queue.limits import limits_in_use, set_limits
 from mlx_rq.worker.cli.common import (
     ByteCount,
     Number,
@@ -58,7 +58,7 @@ def limits(as_json: bool, redis_url: str | None, **given: int | str | None) -> N
     }
     with reachable(connection):
         set_limits(connection, changes)
-        used = usage(connection)
+        used = limits_in_use(connection)
     if as_json:
         print_json(used)
         return

@@ -15,7 +15,7 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_rq.engine.kv import shared_attention as attention
-from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, Part, SharedKVCache
+from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, KVSegment, SharedKVCache
 
 WIDTH = 8
 
@@ -34,11 +34,11 @@ class Layer:
         self.alone: list[KVCache] = []
         self.together = BatchSharedKVCache([], [])
 
-    def part(self, tokens: int) -> Part:
+    def part(self, tokens: int) -> KVSegment:
         shape = (1, self.kv_heads, tokens, WIDTH)
-        return Part(random(*shape), random(*shape))
+        return KVSegment(random(*shape), random(*shape))
 
-    def rows(self, chains: Sequence[tuple[Part, ...]], suffixes: Sequence[int]) -> "Layer":
+    def rows(self, chains: Sequence[tuple[KVSegment, ...]], suffixes: Sequence[int]) -> "Layer":
         """Rows on chains of parts, each with so many tokens of its own."""
         caches = []
         for chain, tokens in zip(chains, suffixes, strict=True):
@@ -82,7 +82,7 @@ class Layer:
         return got
 
 
-def tree(layer: Layer) -> tuple[Part, Part, Part, Part]:
+def tree(layer: Layer) -> tuple[KVSegment, KVSegment, KVSegment, KVSegment]:
     """Parts of two systems, and two documents."""
     return layer.part(13), layer.part(5), layer.part(40), layer.part(1)
 
@@ -332,7 +332,7 @@ def test_suffixes_grow_by_blocks_and_keep_nothing_of_rows_that_went() -> None:
 def test_part_of_a_longer_array_holds_only_its_own() -> None:
     whole = random(1, 2, 4096, WIDTH)
     mx.eval(whole)
-    part = Part(whole[:, :, 8:24], whole[:, :, 8:24])
+    part = KVSegment(whole[:, :, 8:24], whole[:, :, 8:24])
     mx.eval(part.keys, part.values)
     del whole
     mx.clear_cache()
@@ -365,7 +365,7 @@ def test_short_floats_lose_no_more_than_by_copies(dtype: mx.Dtype) -> None:
     stock = mx.fast.scaled_dot_product_attention(
         short(asked), short(copied), short(copied), scale=0.2
     )
-    batch = BatchSharedKVCache([(Part(short(prefix), short(prefix)),)] * 4, [0] * 4)
+    batch = BatchSharedKVCache([(KVSegment(short(prefix), short(prefix)),)] * 4, [0] * 4)
     shared = attention.shared_attention(
         short(asked), *batch.update_and_fetch(short(own), short(own)), batch, 0.2, None
     )

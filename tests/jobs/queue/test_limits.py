@@ -18,7 +18,7 @@ from mlx_rq.jobs.batch.flight import Flight
 from mlx_rq.jobs.batch.lines import BatchFile, Line
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP
-from mlx_rq.jobs.queue.limits import Limits, read_limits, set_limits, usage
+from mlx_rq.jobs.queue.limits import Limits, limits_in_use, read_limits, set_limits
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.payload import SERIALIZER
 
@@ -30,7 +30,7 @@ def bodies(count: int) -> list[dict[str, Any]]:
 
 
 def waiting(connection: Redis) -> int:
-    waits: int = usage(connection)["jobs"]["waiting"]
+    waits: int = limits_in_use(connection)["jobs"]["waiting"]
     return waits
 
 
@@ -138,7 +138,7 @@ class TestBytes:
     def test_new_jobs_are_refused_beyond_the_memory(
         self, redis_url: str, connection: Redis
     ) -> None:
-        used = usage(connection)["bytes"]["used"]
+        used = limits_in_use(connection)["bytes"]["used"]
         set_limits(connection, {"bytes": 2 * used})
         submit(messages=HI)
         before = records(connection)
@@ -148,7 +148,7 @@ class TestBytes:
         assert records(connection) == before
 
     def test_what_would_come_counts(self, redis_url: str, connection: Redis) -> None:
-        used = usage(connection)["bytes"]["used"]
+        used = limits_in_use(connection)["bytes"]["used"]
         set_limits(connection, {"bytes": used + 2_000_000})
         with pytest.raises(QueueFull) as refused:
             submit(prompt="x" * 3_000_000)
