@@ -47,7 +47,7 @@ redis.call('XADD', rq_results, 'MAXLEN', 10, '*', unpack(ARGV, FIRST_RESULT_FIEL
 redis.call('EXPIRE', rq_results, given.result_ttl)
 redis.call('XADD', completions, 'MAXLEN', '~', given.completions_kept, '*',
   'job', given.job_id, 'status', given.status)
--- A producer that named a webhook is told by a server, which reads the rest in the job's record.
+-- Where a webhook was named, an HTTP server tells it; the rest stands in the job's record.
 if string.find(redis.call('HGET', job, 'meta') or '', '"webhook":', 1, true) then
   redis.call('ZADD', webhooks, given.expires_at - given.result_ttl, given.job_id)
   redis.call('ZREMRANGEBYRANK', webhooks, 0, -given.webhooks_kept - 1)

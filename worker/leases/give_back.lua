@@ -1,9 +1,8 @@
 -- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost.
 --
--- `count` says whether this was an attempt of the job: 'no' (a worker that stops gives back what it
--- has not finished), 'in_flight' (a worker died: it was one for the jobs that it was generating, not
--- for those that only waited in it; it was one for all of them where the worker's record of what was
--- in flight is gone).
+-- `count` says whether this was an attempt of the job. 'no': a worker that stops gives back what it
+-- has not finished. 'in_flight': a worker died; it was one for the jobs that it was generating, not
+-- for those that only waited in it, or for all where its record of them is gone.
 -- With `expired_before`, only a lease that ran out by then is taken.
 --
 -- ARGV: JSON with the fields of `GiveBackArguments` (`recovery.py`).
