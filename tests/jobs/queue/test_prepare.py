@@ -158,6 +158,7 @@ class TestTheRecord:
         written: dict[bytes, bytes] = connection.hgetall(RQJob.key_for(job_id))
 
         prepared = prepare(body)
+        assert written.pop(b"path") == prepared.path.encode()  # ours; RQ reads past it
         queue = Queue(
             keys.queue_name(prepared.model, prepared.priority or options.priority),
             connection=connection,
