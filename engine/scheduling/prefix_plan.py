@@ -128,33 +128,6 @@ def plan(
     return Plan(tuple(prefixes), tuple(batches), duplicates, prompt_tokens, distinct_tokens)
 
 
-def prefilled_tokens(plan: Plan, sequences: Sequence[PlannedSequence]) -> int:
-    """Count the tokens prefilled: prefixes beyond their parents, sequences beyond prefixes."""
-    return _prefix_tokens(plan) + sum(sum(batch) for batch in _suffixes(plan, sequences))
-
-
-def computed_positions(plan: Plan, sequences: Sequence[PlannedSequence]) -> int:
-    """Count the positions computed: the tokens prefilled, and the padding of prefill batches."""
-    return _prefix_tokens(plan) + sum(
-        max(batch) * len(batch) for batch in _suffixes(plan, sequences)
-    )
-
-
-def _prefix_tokens(plan: Plan) -> int:
-    return sum(prefix.depth - _depth(plan.prefixes, prefix.parent) for prefix in plan.prefixes)
-
-
-def _suffixes(plan: Plan, sequences: Sequence[PlannedSequence]) -> list[list[int]]:
-    """List the suffix lengths of each prefill batch."""
-    return [
-        [
-            len(sequences[sequence].tokens) - _depth(plan.prefixes, batch.prefix)
-            for sequence in batch.sequences
-        ]
-        for batch in plan.batches
-    ]
-
-
 def _depth(prefixes: Sequence[PlannedPrefix], prefix: int | None) -> int:
     return 0 if prefix is None else prefixes[prefix].depth
 

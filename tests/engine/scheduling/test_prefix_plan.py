@@ -18,9 +18,7 @@ from mlx_rq.engine.scheduling.prefix_plan import (
     Plan,
     PlannedSequence,
     Tokens,
-    computed_positions,
     plan,
-    prefilled_tokens,
 )
 
 # Random windows: sequences that branch off the sequences before them, so that the tree has many
@@ -78,6 +76,33 @@ def prefix_by_sequence(planned: Plan) -> dict[int, int | None]:
 
 def admitted(planned: Plan) -> list[int]:
     return [sequence for batch in planned.batches for sequence in batch.sequences]
+
+
+def prefilled_tokens(planned: Plan, sequences: Sequence[PlannedSequence]) -> int:
+    """Counts the tokens prefilled: prefixes beyond their parents, sequences beyond prefixes."""
+    return _prefix_tokens(planned) + sum(sum(batch) for batch in _suffixes(planned, sequences))
+
+
+def computed_positions(planned: Plan, sequences: Sequence[PlannedSequence]) -> int:
+    """Counts the positions computed: the tokens prefilled, and the padding of prefill batches."""
+    return _prefix_tokens(planned) + sum(
+        max(batch) * len(batch) for batch in _suffixes(planned, sequences)
+    )
+
+
+def _prefix_tokens(planned: Plan) -> int:
+    return sum(prefix.depth - depth(planned, prefix.parent) for prefix in planned.prefixes)
+
+
+def _suffixes(planned: Plan, sequences: Sequence[PlannedSequence]) -> list[list[int]]:
+    """Lists the suffix lengths of each prefill batch."""
+    return [
+        [
+            len(sequences[sequence].tokens) - depth(planned, batch.prefix)
+            for sequence in batch.sequences
+        ]
+        for batch in planned.batches
+    ]
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:
