@@ -10,8 +10,8 @@
 -- limits are none of the KEYS, which one has to be allowed to write.
 -- ARGV: what the constants below read, then for each group the number of the fields and values that
 -- its records have in common, which follow; then for each job its group's number, its id, its
--- idempotency record (empty without a key), the hash of its body, and of its own record `data`,
--- `meta`, `enqueued_at` and `path`.
+-- idempotency record (empty without a key), the hash of its body, of its own record `data`, `meta`
+-- and `enqueued_at`, and its path.
 --
 -- Returns {'enqueued', job id, ...} in the order of the jobs, {'conflict', number of the job},
 -- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
@@ -102,7 +102,7 @@ for _, job in ipairs(new) do
   local group = job.group
   local list, wake_up = group.list, group.wake_up
   redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', job.meta,
-    'enqueued_at', job.time, 'path', job.path, unpack(ARGV, group.first, group.last))
+    'enqueued_at', job.time, unpack(ARGV, group.first, group.last))
   redis.call('RPUSH', list, job.id)
   join(list, job.path, job.id)
   if job.record ~= '' then

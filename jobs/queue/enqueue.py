@@ -109,7 +109,8 @@ class _Step:
         data = write_payload(item.kind, item.encoded)
         self._jobs += (self._groups[identity].number, secrets.token_hex(16), record, fingerprint)
         # The time differs from job to job: by it recovery puts jobs back in their order.
-        self._jobs += (data, self._metas[item.affinity], utcformat(now()), item.path)
+        meta = b'%s,"path":"%s"}' % (self._metas[item.affinity], item.path.encode())
+        self._jobs += (data, meta, utcformat(now()), item.path)
 
     def run(self, later: int, bytes_coming: int, *, admitted: bool) -> Any:
         """Sends it; returns the reply that `enqueue.lua` describes."""
@@ -146,7 +147,7 @@ class _Step:
         return _Group(len(self._groups) + 1, queue, keys.wake_up(model), record)
 
     def _meta(self, affinity: str) -> bytes:
-        """Writes what the worker has to know of a job beside its body."""
+        """Writes what the worker has to know of a job beside its body, but for its path: open."""
         options = self._options
         meta = {
             "max_attempts": options.max_attempts,
@@ -157,7 +158,7 @@ class _Step:
             **({"webhook": options.webhook} if options.webhook is not None else {}),
         }
         written: bytes = SERIALIZER.dumps(meta)
-        return written
+        return written.removesuffix(b"}")
 
 
 def _fingerprint(encoded: bytes) -> str:

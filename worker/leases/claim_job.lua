@@ -19,8 +19,7 @@ end
 -- in the list twice, for a name that RQ gives to no job, and where the job's key holds no job.
 local function waiting(job_id)
   if not string.match(job_id, '^[%w_-]+$') then return nil end
-  local fields = attempt('HMGET', given.job_prefix .. job_id, 'status', 'meta', 'retries_left',
-    'path')
+  local fields = attempt('HMGET', given.job_prefix .. job_id, 'status', 'meta', 'retries_left')
   if not fields or fields[1] ~= 'queued' then return nil end
   local decoded, meta = pcall(cjson.decode, fields[2] or '{}')
   if not decoded or type(meta) ~= 'table' then meta = {} end
@@ -36,7 +35,7 @@ local function waiting(job_id)
   return {
     id = job_id,
     prefix = type(meta.prefix) == 'string' and meta.prefix or '',
-    path = fields[4] or '',
+    path = type(meta.path) == 'string' and meta.path or '',
     attempts = attempts,
     lost = lost,
     suspect = lost >= given.suspect_after and lost < attempts,

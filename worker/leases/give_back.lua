@@ -37,7 +37,9 @@ end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 write('LPUSH', queue, given.job_id)
 write('LPUSH', backlog_of(queue).returned, given.job_id)
-join(queue, attempt('HGET', job, 'path') or '', given.job_id)
+local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
+local path = decoded and type(meta) == 'table' and type(meta.path) == 'string' and meta.path
+join(queue, path or '', given.job_id)
 write('RPUSH', wake_up, 1)
 redis.call('LTRIM', wake_up, -given.wake_ups_kept, -1)
 redis.call('EXPIRE', wake_up, given.wake_up_seconds)
