@@ -95,7 +95,7 @@ class MLXEngine:
 
     @property
     def in_flight(self) -> set[str]:
-        """Ids of the tasks that the next step computes for: those at fault, should it abort."""
+        """Ids of the tasks that the next step may compute for: the suspects, should it abort."""
         sequences = [*self._running, *self._sequences.next_sequential]
         if (scored := self._sequences.prompt_logprobs.head) is not None:
             sequences.append(scored)
@@ -159,7 +159,7 @@ class MLXEngine:
             return ended + self._recover(error)
         complete = [entry for one in finished for entry in self._sequences.finish(one)]
         ended += self._answers(complete)
-        # At the end: whoever asks before the next step who is in flight is told of them.
+        # Last, so that `in_flight` knows of them before the next step.
         return ended + self._start_compiled()
 
     def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
@@ -237,7 +237,7 @@ class MLXEngine:
         if batch is None:
             return
         prefix = None
-        for key in batch.prefixes:  # ahead of the room, so that sequences need not wait for it then
+        for key in batch.prefixes:  # before places are free, so that admission need not wait for it
             prefix = running.prefix_cache.build(key)
             if prefix is None:
                 return  # not whole yet
@@ -245,7 +245,7 @@ class MLXEngine:
         enough = min(len(batch.sequences), max(1, self._batch_size // _ADMIT_SHARE))
         if running and free < enough:
             return
-        # Only now: memory is made for sequences that can come in, and nothing is looked up in vain.
+        # Only now that places are free: `room_for` evicts prefixes.
         candidates = list(islice(batch.sequences, free))
         room, shared = running.room_for(candidates, prefix, self._scheduler.next_use)
         if room >= enough or not running:
