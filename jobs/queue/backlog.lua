@@ -10,7 +10,8 @@
 --   mlx-rq:backlog-next:<queue>      sorted set   the next round
 --   mlx-rq:backlog-state:<queue>     hash         `closes`: when (by Redis's clock) this round takes
 --                                                 no more jobs; `scanned`: how far the list was looked
---                                                 through; `at <worker>`: what it claimed last
+--                                                 through; `at <worker>`: what it claimed last;
+--                                                 `stale`: entries of the list that wait no more
 --   mlx-rq:backlog-returned:<queue>  list         jobs that were given back, which go first
 --
 -- A member whose job does not wait any more (cancelled, taken by RQ's own means) is left, and dropped
@@ -26,16 +27,17 @@ local function backlog_of(list)
   }
 end
 
--- Entries up to which RQ's list holds just what waits (`backlog.py`).
-local EXACT_LIST = 1024
-
--- How many jobs wait: of a longer list, claims leave out of its middle what they take.
+-- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
 local function waiting_in(list)
-  local entries = redis.call('LLEN', list)
-  if entries <= EXACT_LIST then return entries end
-  local backlog = backlog_of(list)
-  local known = (attempt('ZCARD', backlog.round) or 0) + (attempt('ZCARD', backlog.next) or 0)
-  return known > 0 and known or entries
+  local stale = tonumber(attempt('HGET', backlog_of(list).state, 'stale') or '') or 0
+  return math.max(0, redis.call('LLEN', list) - stale)
+end
+
+-- Notes that so many entries of the list have become stale, or that so many stale ones went.
+local function count_stale(list, change)
+  local state = backlog_of(list).state
+  local stale = (tonumber(attempt('HGET', state, 'stale') or '') or 0) + change
+  if stale > 0 then write('HSET', state, 'stale', stale) else attempt('HDEL', state, 'stale') end
 end
 
 local function seconds()

@@ -64,14 +64,9 @@ def result(job_id: str) -> str:
     return f"mlx-rq:result:{job_id}"
 
 
-def backlog(queue: str) -> str:
-    """Names the jobs of this round of a queue, in the order of the prefix tree."""
-    return f"mlx-rq:backlog:{queue}"
-
-
-def next_backlog(queue: str) -> str:
-    """Names the jobs of a queue's next round."""
-    return f"mlx-rq:backlog-next:{queue}"
+def backlog_state(queue: str) -> str:
+    """Names the record of how far a queue's backlog was gone through (`backlog.lua`)."""
+    return f"mlx-rq:backlog-state:{queue}"
 
 
 def wake_up(model: str) -> str:

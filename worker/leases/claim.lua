@@ -9,7 +9,7 @@
 -- prefixes that nobody owns until it has enough. Others' jobs are left to them, unless one has
 -- waited too long, or a batch full of them waits and this worker has nothing else to do.
 --
--- That is for lists of up to `EXACT_LIST` entries. A longer backlog is claimed in the order of the prefix
+-- That is for lists of up to `SHORT` entries. A longer backlog is claimed in the order of the prefix
 -- tree (`claim_walk.lua`); RQ's list then holds, until the round ends, what was taken out of its
 -- middle as well.
 --
@@ -21,6 +21,8 @@
 -- Returns for each job: {queue number, job id, execution id, data, meta, result_ttl, how many
 -- attempts it may have, how many were lost, whether it is a suspect (1 or 0)}.
 
+-- Entries up to which a list is short.
+local SHORT = 1024
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
 local SWEPT = 8192
 local swept = 0
@@ -33,6 +35,7 @@ local function first_of(list)
     local job = waiting(job_id)
     if job then return job end
     redis.call('LPOP', list)
+    count_stale(list, -1)
     swept = swept + 1
   end
 end
@@ -50,10 +53,12 @@ local function take_in_order(queue, list, registry)
   return false
 end
 
--- Groups the jobs at the head of a list by a name, groups in the order of their first job.
+-- Groups the jobs of a short list by a name, groups in the order of their first job. What does not
+-- wait any more is taken out, so that the list holds just what waits.
 local function groups_in(list, name_of)
   local groups, by_name, seen = {}, {}, {}
-  for _, job_id in ipairs(redis.call('LRANGE', list, 0, EXACT_LIST - 1)) do
+  attempt('HDEL', backlog_of(list).state, 'stale')
+  for _, job_id in ipairs(redis.call('LRANGE', list, 0, SHORT - 1)) do
     local job = not seen[job_id] and waiting(job_id)
     seen[job_id] = true
     if job and not job.suspect then
@@ -66,6 +71,8 @@ local function groups_in(list, name_of)
         groups[#groups + 1] = group
       end
       group.jobs[#group.jobs + 1] = job
+    elseif not job then
+      redis.call('LREM', list, 1, job_id) -- taken while the backlog was long, or there twice
     end
   end
   return groups
@@ -119,14 +126,16 @@ for queue = 1, (#KEYS - 1) / 2 do
   if #claimed >= given.limit then break end
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
-  if entries > EXACT_LIST then
+  if entries == 0 then attempt('HDEL', backlog_of(list).state, 'stale') end -- emptied, perhaps by RQ
+  if entries > SHORT then
     if walk(queue, list, registry) then break end
-    first = first_of(list)
+    -- What the walk leaves of a list is stale, or of RQ's own making.
+    if take_in_order(queue, list, registry) then break end
   elseif first then
     redis.call('DEL', backlog_of(list).returned) -- what it holds is first in the list, too
   end
-  if not first then
-    -- Nothing waits there, or what is there is no list.
+  if entries > SHORT or not first then
+    -- It is done; or nothing waits there, or what is there is no list.
   elseif given.alone and not first.suspect and entries > given.limit - #claimed then
     take_in_groups(queue, list, registry)
   elseif given.alone or first.suspect then

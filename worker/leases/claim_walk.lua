@@ -7,13 +7,13 @@ local LOOKED_AT = 64
 -- Members that one claim meets, at most, whose jobs do not wait any more.
 local DROPPED = 4096
 -- Characters of a path for each level, and of one that has no point within the text.
-local LEVEL, SHORT = 4, 8
+local LEVEL, WITHOUT_POINT = 4, 8
 
 -- What a member shares with those that are to be computed together with it: its path without the
 -- level that is of the whole text, or all of it where the text is short.
 local function group_of(member)
   local path = string.match(member, '^%x*')
-  return #path > SHORT and string.sub(path, 1, #path - LEVEL) or path
+  return #path > WITHOUT_POINT and string.sub(path, 1, #path - LEVEL) or path
 end
 
 local function members_after(round, from, count)
@@ -127,7 +127,7 @@ end
 
 -- Returns true where a suspect was met: then nothing more is claimed.
 local function walk(queue, list, registry)
-  local backlog = backlog_of(list)
+  local backlog, before = backlog_of(list), #claimed
   for _, round in ipairs({backlog.round, backlog.next}) do
     if attempt('ZCARD', round) == false then redis.call('DEL', round) end
   end
@@ -159,5 +159,6 @@ local function walk(queue, list, registry)
     end
   end
   write('HSET', backlog.state, 'at ' .. given.worker, from)
+  count_stale(list, #claimed - before)
   return stopped
 end

@@ -10,6 +10,7 @@ from rq import Queue
 
 from mlx_rq import Job, submit, submit_many
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_payload
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 
@@ -157,6 +158,47 @@ def test_cancelled_jobs_are_passed_by(redis_url: str, connection: Redis) -> None
     taken = {job.id for job in drain(claims_of(connection))}
 
     assert taken == {job.id for job in jobs} - {job.id for job in gone}
+
+
+def test_what_waits_is_counted_right_also_when_a_long_backlog_has_become_short(
+    redis_url: str, connection: Redis
+) -> None:
+    submit_many(body for _, body in shuffled(documents=160, questions=8))
+    claims = claims_of(connection)
+
+    for taken in range(WINDOW, 1280, WINDOW):
+        assert len(claims.take(WINDOW)) == WINDOW
+        assert waiting_in(connection, [QUEUE]) == [1280 - taken]
+
+
+def test_what_waits_is_counted_right_where_many_are_cancelled(
+    redis_url: str, connection: Redis
+) -> None:
+    jobs = submit_many(body for _, body in shuffled(documents=138, questions=8))
+    claims = claims_of(connection)
+    claimed = {job.id for job in claims.take(WINDOW)}
+    waiting = [job for job in jobs if job.id not in claimed]
+    for job in waiting[:200]:
+        job.cancel()
+
+    assert waiting_in(connection, [QUEUE]) == [len(waiting) - 200]
+    taken = claims.take(WINDOW)
+    assert waiting_in(connection, [QUEUE]) == [len(waiting) - 200 - WINDOW]
+    assert {job.id for job in taken} <= {job.id for job in waiting[200:]}
+    assert len(drain(claims)) == len(waiting) - 200 - WINDOW
+    assert waiting_in(connection, [QUEUE]) == [0]
+
+
+def test_a_queue_that_rq_has_emptied_is_counted_afresh(redis_url: str, connection: Redis) -> None:
+    submit_many(body for _, body in shuffled(documents=150, questions=8))
+    claims = claims_of(connection)
+    claims.take(WINDOW)
+    Queue(QUEUE, connection=connection, serializer=SERIALIZER).empty()
+
+    assert claims.take(WINDOW) == []
+    more = submit_many(question(d, 0) for d in range(5))
+    assert waiting_in(connection, [QUEUE]) == [5]
+    assert {job.id for job in claims.take(WINDOW)} == {job.id for job in more}
 
 
 def test_rqs_list_is_empty_once_all_is_taken(redis_url: str, connection: Redis) -> None:
