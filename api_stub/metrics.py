@@ -53,10 +53,13 @@ class _Counts(Collector):
         for name, help_text in (
             ("running", "Jobs that decode."),
             ("waiting", "Jobs claimed that do not decode yet."),
-            ("capacity", "Rows that decode together at most."),
+            ("capacity", "Sequences that decode together at most."),
         ):
             samples = ((_labels(worker), worker[name]) for worker in workers)
             yield _gauge(f"mlx_rq_worker_{name}", help_text, samples)
+        # An estimate where they are many: it may go back a little.
+        distinct = ((_labels(worker), worker["totals"]["distinct_tokens"]) for worker in workers)
+        yield _gauge("mlx_rq_worker_distinct_tokens", "Distinct tokens of all prompts.", distinct)
         for name, help_text in (
             ("tasks", "Jobs taken."),
             ("prompt_tokens", "Tokens of all prompts."),

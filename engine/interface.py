@@ -48,6 +48,7 @@ class Totals:
     tasks: int = 0
     prompt_tokens: int = 0
     distinct_tokens: int = 0
+    """Distinct tokens of all prompts so far: what had to be computed at least."""
     prefilled_tokens: int = 0
     positions_computed: int = 0
     decoded_tokens: int = 0

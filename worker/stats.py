@@ -41,7 +41,8 @@ class WindowStats:
             return
         logger.info(
             "%d tasks: %d prompt tokens, %d distinct, %d prefilled (%d positions) in %.1f s; "
-            "%d tokens decoded in %d steps, %.1f s",
+            "%d tokens decoded in %d steps, %.1f s; "
+            "so far %.2f prefilled for each distinct token, %d saved by sharing",
             did["tasks"],
             did["prompt_tokens"],
             did["distinct_tokens"],
@@ -51,4 +52,6 @@ class WindowStats:
             did["decoded_tokens"],
             did["decode_steps"],
             did["decode_seconds"],
+            now["prefilled_tokens"] / max(1, now["distinct_tokens"]),
+            max(0, now["prompt_tokens"] - now["prefilled_tokens"]),
         )

@@ -22,6 +22,7 @@ def test_metrics_are_read_as_they_were_counted() -> None:
     }
     worker["totals"] = {
         **dict.fromkeys(totals, 123_456_789),
+        "distinct_tokens": 77,
         "prefill_seconds": 0.25,
         "decode_seconds": 1e-7,
     }
@@ -51,6 +52,7 @@ def test_metrics_are_read_as_they_were_counted() -> None:
         ("gauge", "mlx_rq_worker_running", *of_worker): 1,
         ("gauge", "mlx_rq_worker_waiting", *of_worker): 2,
         ("gauge", "mlx_rq_worker_capacity", *of_worker): 8,
+        ("gauge", "mlx_rq_worker_distinct_tokens", *of_worker): 77,
         **{("counter", f"mlx_rq_worker_{name}_total", *of_worker): 123_456_789 for name in totals},
         ("counter", "mlx_rq_worker_prefill_seconds_total", *of_worker): 0.25,
         ("counter", "mlx_rq_worker_decode_seconds_total", *of_worker): 1e-7,

@@ -28,3 +28,4 @@ def test_a_window_is_reported_once_and_only_what_it_added(
     (message,) = caplog.messages
     assert message.startswith("2 tasks: 800 prompt tokens, 90 distinct, 91 prefilled")
     assert "32 tokens decoded" in message
+    assert message.endswith("so far 1.01 prefilled for each distinct token, 809 saved by sharing")

@@ -209,6 +209,8 @@ def _print_overview(state: dict[str, Any]) -> None:
         totals = worker["totals"]
         prompt = totals["prompt_tokens"]
         computed = f"{totals['prefilled_tokens']:,} of {prompt:,}"
+        if distinct := totals.get("distinct_tokens"):
+            computed += f", {totals['prefilled_tokens'] / distinct:.2f} x distinct"
         workers.add_row(
             worker["name"][:8],
             worker["model"],
