@@ -1,6 +1,6 @@
 -- Claims out of a long backlog: in the order of the prefix tree, from where the worker is.
 
--- How much of a claim goes, at most, to jobs that came last and begin like no other.
+-- One place in so many of a claim goes, at most, to jobs that came last and begin like no other.
 local NEWCOMERS = 8
 -- Entries of the list that each claim looks at, for jobs that RQ's own means have put there.
 local LOOKED_AT = 64
@@ -21,14 +21,6 @@ local function members_after(round, from, count)
   return attempt('ZRANGEBYLEX', round, least, '+', 'LIMIT', 0, count) or {}
 end
 
--- Makes the next round this one; false where nothing waits in it.
-local function next_round(backlog)
-  if redis.call('EXISTS', backlog.next) == 0 then return false end
-  redis.call('RENAME', backlog.next, backlog.round)
-  write('HSET', backlog.state, 'closes', string.format('%.6f', seconds() + given.max_wait))
-  return true
-end
-
 -- Where the other live workers are.
 local function others_at(backlog)
   local places, fields = {}, attempt('HGETALL', backlog.state) or {}
@@ -43,6 +35,15 @@ local function others_at(backlog)
     end
   end
   return places
+end
+
+-- Makes the next round this one; false where nothing waits in it.
+local function next_round(backlog)
+  if redis.call('EXISTS', backlog.next) == 0 then return false end
+  redis.call('RENAME', backlog.next, backlog.round)
+  others_at(backlog) -- forgets those that are gone
+  write('HSET', backlog.state, 'closes', string.format('%.6f', seconds() + given.max_wait))
+  return true
 end
 
 -- The middle of the longest way between one worker and the next, at the beginning of a group.

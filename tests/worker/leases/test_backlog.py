@@ -96,6 +96,19 @@ def test_two_workers_walk_different_parts_of_it(redis_url: str, connection: Redi
     assert len(both) <= 20
 
 
+def test_where_a_dead_worker_was_is_forgotten(redis_url: str, connection: Redis) -> None:
+    submit_many(body for _, body in shuffled(documents=150, questions=8))
+    claims_of(connection, "dead", max_wait=0.0).take(WINDOW)
+    connection.delete(keys.worker("dead"))
+    drain(claims_of(connection, "living", max_wait=0.0))
+
+    submit_many(body for _, body in shuffled(documents=150, questions=8))
+    claims_of(connection, "living", max_wait=0.0).take(WINDOW)
+
+    places = connection.hkeys(keys.backlog_state(QUEUE))
+    assert [name for name in places if name.startswith(b"at ")] == [b"at living"]
+
+
 def test_a_lone_job_that_comes_in_the_middle_is_taken_with_the_next_claim(
     redis_url: str, connection: Redis
 ) -> None:
