@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
