@@ -40,18 +40,37 @@ class DistinctTokens:
         self._new.append(_hashes(prompt))
         self._gathered += len(prompt)
         # More, where more are known: sorting them all again for a few would cost too much.
-        if self._gathered >= max(_GATHERED, len(self._known) // 2):
+        if self._gathered >= max(_GATHERED, len(self._known) // 8):
             self._merge()
 
     @property
     def count(self) -> int:
-        """Distinct tokens so far: exact up to `EXACT`, then an estimate."""
+        """Distinct tokens so far: exact up to `EXACT`, then an estimate.
+
+        Asked for after every few answers, so the known hashes are only searched, not sorted again.
+        """
+        if self._registers is None:
+            unknown = self._unknown()
+            if len(self._known) + len(unknown) <= self._exact:
+                return len(self._known) + len(unknown)
         self._merge()
         if self._registers is None:
             return len(self._known)
         # With this many registers the small-range correction is for counts that are kept exactly.
         inverse = np.sum(np.exp2(-self._registers.astype(np.float64)))
         return int(_ALPHA * _REGISTERS**2 / float(inverse) + 0.5)
+
+    def _unknown(self) -> Hashes:
+        """Gives the gathered hashes that are not known yet, each once."""
+        if not self._new:
+            return np.zeros(0, np.uint64)
+        gathered = np.unique(np.concatenate(self._new))
+        self._new, self._gathered = [gathered], len(gathered)
+        if not len(self._known):
+            return gathered
+        places = np.minimum(np.searchsorted(self._known, gathered), len(self._known) - 1)
+        unknown: Hashes = gathered[self._known[places] != gathered]
+        return unknown
 
     def _merge(self) -> None:
         if not self._new:

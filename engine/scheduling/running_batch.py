@@ -104,6 +104,7 @@ class RunningBatch:
         totals, prefix_cache, counters = self._totals, self.prefix_cache, self.counters
         return replace(
             totals,
+            distinct_tokens=self._distinct.count,
             prefilled_tokens=totals.prefilled_tokens + prefix_cache.prefilled_tokens,
             positions_computed=totals.positions_computed + prefix_cache.prefilled_tokens,
             prefill_seconds=counters.prompt_time + prefix_cache.prefill_seconds,
@@ -171,7 +172,6 @@ class RunningBatch:
         for sequence in sequences:
             self._distinct.add(sequence.prompt)
         totals = self._totals
-        totals.distinct_tokens = self._distinct.count
         totals.sequences_sharing += 0 if shared is None else len(sequences)
         totals.prefilled_tokens += sum(map(len, suffixes))
         totals.positions_computed += len(sequences) * max(map(len, suffixes))
