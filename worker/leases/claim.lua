@@ -121,28 +121,28 @@ local function take_shared(queue, list, registry)
   end
 end
 
-for queue = 1, (#KEYS - 1) / 2 do
-  local list, registry = KEYS[2 * queue - 1], KEYS[2 * queue]
-  if #claimed >= given.limit then break end
+-- Takes jobs of one queue. Returns true where a suspect was met: then nothing more is claimed.
+local function take(queue, list, registry)
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
   if entries == 0 then attempt('HDEL', backlog_of(list).state, 'stale') end -- emptied, perhaps by RQ
   if entries > SHORT then
-    if walk(queue, list, registry) then break end
     -- What the walk leaves of a list is stale, or of RQ's own making.
-    if take_in_order(queue, list, registry) then break end
-  elseif first then
-    redis.call('DEL', backlog_of(list).returned) -- what it holds is first in the list, too
+    return walk(queue, list, registry) or take_in_order(queue, list, registry)
   end
-  if entries > SHORT or not first then
-    -- It is done; or nothing waits there, or what is there is no list.
-  elseif given.alone and not first.suspect and entries > given.limit - #claimed then
-    take_in_groups(queue, list, registry)
-  elseif given.alone or first.suspect then
-    if take_in_order(queue, list, registry) then break end
-  else
-    take_shared(queue, list, registry)
+  if not first then return false end -- nothing waits there, or what is there is no list
+  redis.call('DEL', backlog_of(list).returned) -- what it holds is first in the list, too
+  if first.suspect or given.alone and entries <= given.limit - #claimed then
+    return take_in_order(queue, list, registry)
   end
+  local take_alike = given.alone and take_in_groups or take_shared
+  take_alike(queue, list, registry)
+  return false
+end
+
+for queue = 1, (#KEYS - 1) / 2 do
+  if #claimed >= given.limit then break end
+  if take(queue, KEYS[2 * queue - 1], KEYS[2 * queue]) then break end
 end
 if #claimed > 0 then redis.call('EXPIRE', worker_executions, given.lease + MARGIN) end
 return claimed

@@ -94,8 +94,9 @@ end
 -- Takes what came last and begins like no other that waits: nothing is computed twice for it, and
 -- it need not wait for its turn in a long round.
 local function take_newcomers(queue, list, registry, backlog)
-  local most = math.min(given.limit, #claimed + math.max(1, math.floor(given.limit / NEWCOMERS)))
-  local newest = redis.call('LRANGE', list, -math.max(1, math.floor(given.limit / NEWCOMERS)), -1)
+  local share = math.max(1, math.floor(given.limit / NEWCOMERS))
+  local most = math.min(given.limit, #claimed + share)
+  local newest = redis.call('LRANGE', list, -share, -1)
   for number = #newest, 1, -1 do
     if #claimed >= most then return end
     local job = waiting(newest[number])
