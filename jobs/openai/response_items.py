@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_rq.jobs.openai.fields import Name, Strict, string_or_array
-from mlx_rq.jobs.openai.structured import JsonObjectFormat, ReasoningEffort, TextFormat
+from mlx_rq.jobs.openai.structured import (
+    JsonObjectFormat,
+    ReasoningEffort,
+    TextFormat,
+    choice_shape,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -141,17 +146,11 @@ class AllowedTools(Strict):
     tools: Annotated[list[NamedTool], Field(min_length=1)]
 
 
-def _choice_shape(value: Any) -> str:
-    if isinstance(value, dict):
-        return "allowed" if value.get("type") == "allowed_tools" else "named"
-    return "mode"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
     | Annotated[NamedTool, Tag("named")]
     | Annotated[AllowedTools, Tag("allowed")],
-    Discriminator(_choice_shape),
+    Discriminator(choice_shape),
 ]
 
 

@@ -96,7 +96,8 @@ class AllowedToolsChoice(Strict):
     allowed_tools: AllowedTools
 
 
-def _choice_shape(value: Any) -> str:
+def choice_shape(value: Any) -> str:
+    """Names the form that a `tool_choice` has: of a chat or of a response."""
     if isinstance(value, dict):
         return "allowed" if value.get("type") == "allowed_tools" else "named"
     return "mode"
@@ -106,7 +107,7 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
     | Annotated[NamedTool, Tag("named")]
     | Annotated[AllowedToolsChoice, Tag("allowed")],
-    Discriminator(_choice_shape),
+    Discriminator(choice_shape),
 ]
 
 
