@@ -22,7 +22,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Caches, built_on, frozen, own_bytes, referring, worth
 
-_TOKEN_BYTES = array("I").itemsize
+TOKEN_BYTES = array("I").itemsize
 _FORGETTING_SECONDS = 3600.0
 """A prefix that was not used for this long counts half."""
 
@@ -63,7 +63,7 @@ class CachedPrefix:
 
     @property
     def depth(self) -> int:
-        return len(self.key) // _TOKEN_BYTES
+        return len(self.key) // TOKEN_BYTES
 
     @property
     def chain(self) -> "tuple[CachedPrefix, ...]":
@@ -174,16 +174,16 @@ class PrefixCache:
             self._building = self._begin(key)
         prefix = self._building
         done = len(prefix.key)
-        chunk = key[done : done + self._chunk * _TOKEN_BYTES]
+        chunk = key[done : done + self._chunk * TOKEN_BYTES]
         started = self._clock()
         self._model(mx.array([array("I", chunk).tolist()]), cache=prefix.caches)
         mx.eval([cache.state for cache in prefix.caches])
         mx.clear_cache()
         self.prefill_seconds += self._clock() - started
-        self.prefilled_tokens += len(chunk) // _TOKEN_BYTES
+        self.prefilled_tokens += len(chunk) // TOKEN_BYTES
         prefix.key = key[: done + len(chunk)]
-        prefix.computed += len(chunk) // _TOKEN_BYTES
-        prefix.uncharged += len(chunk) // _TOKEN_BYTES
+        prefix.computed += len(chunk) // TOKEN_BYTES
+        prefix.uncharged += len(chunk) // TOKEN_BYTES
         if prefix.key != key:
             return None
         self._building = None
@@ -198,7 +198,7 @@ class PrefixCache:
         self._building = None
 
     def _begin(self, key: Key) -> CachedPrefix:
-        parent = self.deepest(key, at_most=len(key) // _TOKEN_BYTES - 1)
+        parent = self.deepest(key, at_most=len(key) // TOKEN_BYTES - 1)
         if parent is None:
             return CachedPrefix(b"", make_prompt_cache(self._model), 0, self._clock())
         uncharged = parent.uncharged  # where no sequence stands on the parent itself

@@ -2,7 +2,8 @@
 
 All sequences that wait are planned together, again whenever some came or went, so that a late
 sequence still joins the others of its prefix. A sequence that has waited too long goes before all
-others of its priority, however lonely its prefix is.
+others of its priority, however lonely its prefix is. So do a few that share nothing of their own
+with others: nothing is computed twice for it.
 """
 
 import math
@@ -10,9 +11,13 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mlx_rq.engine.kv.prefix_cache import Key, key_of
-from mlx_rq.engine.scheduling.prefix_plan import PlannedSequence, plan
+from mlx_rq.engine.kv.prefix_cache import TOKEN_BYTES, Key
+from mlx_rq.engine.scheduling.prefix_plan import Urgency, plan
+from mlx_rq.engine.scheduling.prefix_tree import PlannedSequence
 from mlx_rq.engine.scheduling.sequence import TokenSequence
+
+_FEW = 8
+"""Lone sequences go first as long as they are at most this part (1/8) of those that wait."""
 
 
 @dataclass(slots=True)
@@ -21,6 +26,9 @@ class WaitingBatch:
 
     prefixes: tuple[Key, ...]
     sequences: deque[TokenSequence]
+    urgency: Urgency
+    lone: bool = False
+    """Whether they are a few of many, and share no prefix but those that lead to longer ones."""
 
 
 class Scheduler:
@@ -82,7 +90,9 @@ class Scheduler:
             self._batches.popleft()
         if not self._batches:
             return None
-        self._serving = self._batches[0].prefixes
+        prefixes = self._batches[0].prefixes
+        if self._serving[: len(prefixes)] != prefixes:  # else it puts nothing aside
+            self._serving = prefixes
         return self._batches[0]
 
     def take(self, sequence: TokenSequence) -> list[TokenSequence]:
@@ -104,31 +114,43 @@ class Scheduler:
         chains: list[tuple[Key, ...]] = []
         for prefix in planned.prefixes:
             below = () if prefix.parent is None else chains[prefix.parent]
-            chains.append((*below, key_of(sequences[prefix.sequence].tokens[: prefix.depth])))
+            key = sequences[prefix.sequence].key
+            chains.append((*below, key[: prefix.depth * TOKEN_BYTES]))
         batches = [
             WaitingBatch(
                 () if batch.prefix is None else chains[batch.prefix],
                 deque(sequences[index] for index in batch.sequences),
+                batch.urgency,
             )
             for batch in planned.batches
         ]
-        self._batches = deque(sorted(batches, key=lambda batch: self._turn(batch, now)))
+        self._mark_lone(batches)
+        self._batches = deque(sorted(batches, key=self._turn))
         self._duplicates = {}
         for index, original in planned.duplicates.items():
             self._duplicates.setdefault(sequences[original], []).append(sequences[index])
         self._plan_again = False
 
-    def _turn(self, batch: WaitingBatch, now: float) -> tuple[int, int]:
-        """Sorts what stands on the prefixes in work first, so that none is put aside half done.
+    @staticmethod
+    def _mark_lone(batches: Sequence[WaitingBatch]) -> None:
+        """Marks the batches of sequences that share no prefix of their own, where those are few."""
+        below = {
+            batch.prefixes[:depth] for batch in batches for depth in range(len(batch.prefixes))
+        }
+        lone = [batch for batch in batches if batch.prefixes in below]
+        count = sum(len(batch.sequences) for batch in batches)
+        if _FEW * sum(len(batch.sequences) for batch in lone) <= count:
+            for batch in lone:
+                batch.lone = True
 
-        The plan's own order, which is depth first, stays among the others.
+    def _turn(self, batch: WaitingBatch) -> tuple[Urgency, bool, int]:
+        """Sorts lone sequences first, then what stands on the prefixes in work.
+
+        So no prefix is put aside half done. The plan's own order, which is depth first, stays among
+        the others.
         """
-        first = batch.sequences[0]
         shared = sum(a == b for a, b in zip(batch.prefixes, self._serving, strict=False))
-        return self._priority(first, now), -shared
-
-    def _priority(self, sequence: TokenSequence, now: float) -> int:
-        return 2 * sequence.rank - self._overdue(sequence, now)
+        return batch.urgency, not batch.lone, -shared
 
     def _overdue(self, sequence: TokenSequence, now: float) -> bool:
         return now - sequence.since > self._max_wait
@@ -137,7 +159,9 @@ class Scheduler:
         return PlannedSequence(
             tokens=sequence.tokens,
             max_tokens=sequence.remaining,
-            priority=self._priority(sequence, now),
+            priority=sequence.rank,
+            overdue=self._overdue(sequence, now),
             # One that was preempted asks from what it had said on, which is another's prompt.
             duplicate_key=None if sequence.text.tokens else sequence.duplicate_key,
+            packed=sequence.key,
         )

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from mlx_rq.engine.interface import Task
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, Key, key_of
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.engine.prompts.truncation import generated_from
@@ -50,6 +50,8 @@ class TokenSequence:
     """The logprobs of the prompt itself, where they are to be echoed; its choices share it."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One for each token of the text, for sequences that ask."""
+    prompt_key: Key = b""
+    """The prompt as a key. Made once: plan after plan asks for it."""
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
     duplicates: "list[TokenSequence]" = field(default_factory=list)
@@ -101,6 +103,12 @@ class TokenSequence:
         return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
 
     @property
+    def key(self) -> Key:
+        """The same as a key."""
+        said = self.text.tokens
+        return self.prompt_key + key_of(said) if said else self.prompt_key
+
+    @property
     def echoed(self) -> str:
         """The text of the prompt, as it was sent, that the answer begins with."""
         sent = self.output_format.request.echoed(self.prompt_index)
@@ -139,11 +147,12 @@ def sequences_of(
         output_format = output_formats.output_format_of(
             request, prompt, budget_field=task.request.budget_field
         )
-        score = _score(request, model, prompt)
+        score, key = _score(request, model, prompt), key_of(prompt)
         for choice in range(request.generated):
             index = prompt_index * request.generated + choice
             sequence = _sequence(task, request, model, output_format, params, prompt, index, budget)
             sequence.prompt_index, sequence.score, sequence.since = prompt_index, score, now
+            sequence.prompt_key = key
             sequences.append(sequence)
     return sequences
 

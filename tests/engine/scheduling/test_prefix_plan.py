@@ -13,13 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mlx_rq.engine.scheduling.prefix_plan import (
-    PADDING_SLACK,
-    Plan,
-    PlannedSequence,
-    Tokens,
-    plan,
-)
+from mlx_rq.engine.scheduling.prefix_plan import PADDING_SLACK, Plan, plan
+from mlx_rq.engine.scheduling.prefix_tree import PlannedSequence, Tokens
 
 # Random windows: sequences that branch off the sequences before them, so that the tree has many
 # levels.
@@ -495,3 +490,24 @@ def test_a_token_id_beyond_32_bits_is_refused(token: int) -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="batch_size"):
         plan([], **options)
+
+
+@pytest.mark.parametrize(("size", "together"), [(4, True), (5, False)])
+def test_an_overdue_sequence_takes_the_rest_of_its_prefix_along_where_that_is_a_batch(
+    size: int, together: bool
+) -> None:
+    rng = random.Random(11)
+    first, second = prompt(rng, 40), prompt(rng, 40)
+    sequences = [PlannedSequence(first + prompt(rng, 9), 500) for _ in range(4)]
+    sequences += [PlannedSequence(second + prompt(rng, 9), 8) for _ in range(size - 1)]
+    sequences += [PlannedSequence(second + prompt(rng, 9), 8, overdue=True)]
+
+    planned = plan(sequences, batch_size=4)
+
+    overdue = len(sequences) - 1
+    assert admitted(planned)[0] == overdue or together
+    ahead = {*range(4, 4 + size)} if together else {overdue}
+    assert set(admitted(planned)[: len(ahead)]) == ahead
+    assert all(
+        sequence in ahead for b in planned.batches if not b.urgency[1] for sequence in b.sequences
+    )

@@ -88,3 +88,33 @@ def test_the_next_use_of_a_prefix_is_that_of_the_first_batch_on_it_or_below_it()
 
     assert uses[key_of([5] * 20)] == min(uses.values()) == 0
     assert uses[key_of([8] * 40)] == max(uses.values())
+
+
+def lonely(now: float = 0.0) -> list[TokenSequence]:
+    return sequences([{"prompt": [3] * 20, "max_tokens": 1}], now=now)
+
+
+def test_a_lone_sequence_among_many_goes_first_and_puts_no_prefix_aside() -> None:
+    waiting = scheduler()
+    add(waiting, sequences([*asking(7, 6, max_tokens=8), *asking(9, 6, max_tokens=50)]))
+    take(waiting, 2)  # of those on 9, which have more to decode
+    add(waiting, lonely())
+
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == ()
+    take(waiting, 1)
+
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == (key_of([9] * 40),)
+
+
+def test_where_many_are_lone_they_have_no_right_of_way() -> None:
+    waiting = scheduler()
+    add(waiting, sequences(asking(9, 4, max_tokens=50)))
+    add(waiting, lonely())
+
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == (key_of([9] * 40),)
