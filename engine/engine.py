@@ -122,6 +122,10 @@ class MLXEngine:
         return self._sequences.waiting
 
     @property
+    def waiting_tokens(self) -> int:
+        return self._sequences.waiting_tokens
+
+    @property
     def totals(self) -> Totals:
         return self._running.computed
 
@@ -139,6 +143,9 @@ class MLXEngine:
             else:
                 self._sequences.add(task, sequences)
         return ended + self._start_compiled()
+
+    def spare(self, count: int) -> Collection[str]:
+        return self._sequences.spare(count, batch_size=self._batch_size)
 
     def cancel(self, task_id: str) -> None:
         """Forgets a task; a running sequence goes on as long as duplicates wait for its answer."""

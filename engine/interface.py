@@ -90,6 +90,10 @@ class Engine(Protocol):
         """Tasks that hold no place in the batch yet."""
 
     @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the prompts of those that wait."""
+
+    @property
     def running(self) -> int:
         """Tasks of which a sequence is in the batch."""
 
@@ -122,6 +126,9 @@ class Engine(Protocol):
 
         Costs nothing for other tasks.
         """
+
+    def spare(self, count: int) -> Collection[str]:
+        """Ids of up to so many tasks, the last first, that another engine might as well do."""
 
     def cancel(self, task_id: str) -> None:
         """Forgets a task, waiting or running. Does nothing where it is unknown."""

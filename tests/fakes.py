@@ -84,6 +84,9 @@ class FakeEngine:
         self.raise_in_step: BaseException | None = None
         self.fault: str | None = None
         """What the next check finds."""
+        self.tokens_of_a_task = 10
+        self.spares = False
+        """Whether another engine might as well do what waits."""
         self.steps = 0
         self.added: list[Task] = []
         self.cancelled: list[str] = []
@@ -102,6 +105,10 @@ class FakeEngine:
     @property
     def waiting(self) -> int:
         return max(0, len(self._tasks) - self.capacity)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self.tokens_of_a_task * self.waiting
 
     @property
     def in_flight(self) -> list[str]:
@@ -154,6 +161,11 @@ class FakeEngine:
                 for task_id in task_ids
                 if task_id in self._said and task_id in self._tasks
             }
+
+    def spare(self, count: int) -> list[str]:
+        with self._changed:
+            waiting = list(self._tasks)[self.capacity :] if self.spares else []
+            return waiting[::-1][:count]
 
     def cancel(self, task_id: str) -> None:
         with self._changed:

@@ -10,7 +10,8 @@ from mlx_rq.engine.options import EngineOptions
 class WorkerOptions:
     """How a worker works.
 
-    `window` jobs are claimed and planned together; leases last `lease` seconds; after a stop
+    Up to `window` jobs are claimed and planned together, and so many that their prompts come to
+    about `window_tokens`; leases last `lease` seconds; after a stop
     signal, `grace` seconds are left to finish what runs; after `stall` seconds without progress
     leases are renewed no more; a job that waited `max_wait` seconds is taken even where another
     worker has its prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
@@ -18,7 +19,8 @@ class WorkerOptions:
     when it is idle and now and then, and ends where it has lost track of something.
     """
 
-    window: int = 256
+    window: int = 1024
+    window_tokens: int = 1_000_000
     lease: int = 60
     grace: float = 30.0
     stall: float = 300.0

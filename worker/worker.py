@@ -2,8 +2,8 @@
 
 One loop on one thread, because MLX's streams belong to the thread that made them:
 
-1. `_take`: while the engine has room for more, claim jobs with a lease, read and check each; what
-   cannot be run ends at once with an error object.
+1. `_take`: as far as the window has room, claim jobs with a lease, read and check each; what cannot
+   be run ends at once with an error object.
 2. `engine.step()`: a bounded piece of prefill and decode.
 3. `_commit`: every task that ended by it gets its result, status and registries in one
    transaction, the moment it is finished. Answers that Redis did not take are kept and sent again.
@@ -44,10 +44,11 @@ from mlx_rq.worker.results.spool import Spool
 from mlx_rq.worker.results.stream import StreamPublisher
 from mlx_rq.worker.stats import WindowStats
 from mlx_rq.worker.tasks import no_answer, task_of
+from mlx_rq.worker.window import Window
 
 logger = logging.getLogger("mlx_rq.worker")
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 1
 """An idle worker looks for jobs this often even where nobody rang (RQ puts jobs back silently)."""
 
 
@@ -79,6 +80,7 @@ class MLXWorker(RQRegistration):
             max_wait=options.max_wait,
         )
         self.queues = self._ordered_queues = self.claims.queues
+        self._window = Window(engine, options)
         self._jobs: dict[str, ClaimedJob] = {}
         self._in_flight: set[str] = set()
         self._stream = StreamPublisher(engine, connection)
@@ -151,6 +153,7 @@ class MLXWorker(RQRegistration):
         # What is finished goes first: else its job, whose lease ran out, may be claimed again.
         self._redis_retry.attempt(self._commit)
         self._redis_retry.attempt(self._take)
+        self._redis_retry.attempt(self._give_to_idle)
         self._end_interrupted()
         self._cancellations.began(in_flight := self.engine.in_flight)
         self._say_in_flight(in_flight)
@@ -198,26 +201,54 @@ class MLXWorker(RQRegistration):
     """The last look into the queues found them empty."""
 
     def _take(self) -> None:
-        """Claims jobs while the engine has less waiting than a full batch; waits when idle."""
-        if self._stop_at is not None or self.engine.waiting >= self.engine.capacity:
+        """Claims a piece of the window, or waits where there is nothing to do."""
+        if self._stop_at is not None:
             return
         if any(job.suspect for job in self._jobs.values()):
             return  # it is generated alone
-        limit = self.options.window - len(self._jobs)
+        piece = self._window.next_piece(len(self._jobs), alone=self._alone)
+        limit = piece.jobs
         if self.options.max_jobs is not None:
             limit = min(limit, self.options.max_jobs - self._outbox.ended - len(self._jobs))
+        suspended = limit <= 0 or is_suspended(self.connection)
         claimed = []
-        if limit > 0 and not is_suspended(self.connection):
+        if not suspended:
             enough, idle = self.engine.capacity, not self._jobs
-            alone = self._leases.alone or self.options.burst
-            claimed = self.claims.take(limit, enough=enough, alone=alone, idle=idle)
+            claimed = self.claims.take(
+                limit, nbytes=piece.nbytes, enough=enough, alone=self._alone, idle=idle
+            )
+            self._window.claimed(len(claimed))
         self._idle = not claimed and not self._jobs
         if claimed:
             self._start(claimed)
         elif not self._jobs and not self.options.burst:
             self._stats.idle()
             self.say_state(WorkerStatus.IDLE)
+            if not suspended:
+                self.claims.say_idle(IDLE_SECONDS)
             self.claims.wait(IDLE_SECONDS)
+
+    @property
+    def _alone(self) -> bool:
+        return self._leases.alone or self.options.burst
+
+    def _give_to_idle(self) -> None:
+        """Gives part of what has not begun here back, where other workers have nothing to do."""
+        count = self._window.to_give_back()
+        idle = self.claims.idle_models() if count else ()
+        if not idle:
+            return
+        queues = {queue.name for queue in self.claims.queues_of(idle)}
+        spare = [self._jobs[job_id] for job_id in self.engine.spare(count) if job_id in self._jobs]
+        jobs = [job for job in reversed(spare) if job.queue_name in queues and not job.suspect]
+        if not jobs:
+            return
+        returned = self.claims.hand_back(jobs, to_others=True)
+        logger.info("gave %d jobs back for a worker that has nothing to do", returned)
+        self._window.gave_back()
+        for job in jobs:
+            self.engine.cancel(job.id)
+            self._forget(job)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Checks claimed jobs and gives the good ones to the engine; the others end at once."""
@@ -270,11 +301,14 @@ class MLXWorker(RQRegistration):
             return
         for job in self._outbox.send():
             if self._jobs.get(job.id) is job:  # not one that was claimed again since
-                self._cancellations.forget(job.id)
-                self._stream.forget(job.id)
-                with self._lock:
-                    del self._jobs[job.id]
+                self._forget(job)
         self._leases.say()
+
+    def _forget(self, job: ClaimedJob) -> None:
+        self._cancellations.forget(job.id)
+        self._stream.forget(job.id)
+        with self._lock:
+            del self._jobs[job.id]
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First signal: claim no more, finish within the grace. Second: hand back and go."""

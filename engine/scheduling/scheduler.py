@@ -95,6 +95,12 @@ class Scheduler:
             self._serving = prefixes
         return self._batches[0]
 
+    def from_last(self) -> Iterator[tuple[Key, TokenSequence]]:
+        """Gives those that wait, as of the last plan, the last first, each with its prefix."""
+        for batch in reversed(self._batches):
+            prefix = batch.prefixes[-1] if batch.prefixes else b""
+            yield from ((prefix, sequence) for sequence in reversed(batch.sequences))
+
     def take(self, sequence: TokenSequence) -> list[TokenSequence]:
         """Takes out the first sequence of the head; returns its duplicates, out with it."""
         self._batches[0].sequences.remove(sequence)

@@ -59,6 +59,12 @@ class SequenceTable:
         return queued + len(self.compiling) + len(self.prompt_logprobs)
 
     @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the prompts of those that wait for a grammar or for a place in the batch."""
+        queues = (self.scheduler, self.sequential, self.compiling)
+        return sum(len(sequence.prompt) for queue in queues for sequence in queue)
+
+    @property
     def next_sequential(self) -> list[TokenSequence]:
         """The sequence that is generated alone next, if there is one."""
         return [next(iter(self.sequential))] if self.sequential else []
@@ -73,6 +79,25 @@ class SequenceTable:
         for sequence in sequences:
             duplicates = sequence.duplicates or self.scheduler.duplicates_of(sequence)
             yield from filter(self.is_asked_for, (sequence, *duplicates))
+
+    def spare(self, count: int, *, batch_size: int) -> list[str]:
+        """Names up to so many tasks that another engine might as well do, those that come last.
+
+        None of their sequences has begun. More than half of a prompt is held here only where there
+        are enough of those for a batch: then it pays to compute that once more.
+        """
+        spare: dict[str, None] = {}
+        held: dict[str, None] = {}
+        for prefix, sequence in self.scheduler.from_last():
+            entry = self._tasks.get(sequence.task_id)
+            if entry and all(
+                one.state is State.WAITING and not one.text.tokens for one in entry.sequences
+            ):
+                of_use = self.running.prefix_cache.holds(prefix)
+                mostly_held = of_use and 2 * len(prefix) > len(sequence.prompt_key)
+                (held if mostly_held else spare)[sequence.task_id] = None
+        worth = held if len(held) >= batch_size else {}
+        return list(spare | worth)[:count]
 
     # The changes of state, in the order of a sequence's way.
 

@@ -5,6 +5,7 @@
     mlx-rq:backlog:<queue>          zset     what waits, in the order of the prefix tree, and
     mlx-rq:backlog-…:<queue>                 what belongs to it (`backlog.lua`)
     mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes soon
+    mlx-rq:idle:<model>             string   a worker that has nothing to do; TTL of seconds
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
@@ -72,6 +73,11 @@ def backlog_state(queue: str) -> str:
 def wake_up(model: str) -> str:
     """Names the list that wakes idle workers of a model."""
     return f"mlx-rq:bell:{model}"
+
+
+def idle(model: str) -> str:
+    """Names the record that says, for some seconds, that a worker of a model has nothing to do."""
+    return f"mlx-rq:idle:{model}"
 
 
 def worker(name: str) -> str:

@@ -66,7 +66,13 @@ _worker_options = (
         "--window",
         type=click.IntRange(1),
         default=default_of(WorkerOptions, "window"),
-        help="Jobs planned together.",
+        help="Jobs that are claimed and planned together, at most.",
+    ),
+    option(
+        "--window-tokens",
+        type=click.IntRange(1),
+        default=default_of(WorkerOptions, "window_tokens"),
+        help="Tokens of the prompts that wait in the worker, at most (about).",
     ),
     option(
         "--lease",

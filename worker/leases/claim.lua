@@ -42,7 +42,7 @@ end
 
 -- Takes jobs as they come. Returns true where a suspect was met: then nothing more is claimed.
 local function take_in_order(queue, list, registry)
-  while #claimed < given.limit do
+  while not has_enough() do
     local job = first_of(list)
     if not job then return false end
     if job.suspect and (#claimed > 0 or not given.idle) then return true end
@@ -80,7 +80,7 @@ end
 
 local function take_group(queue, list, registry, group, most)
   for _, job in ipairs(group.jobs) do
-    if #claimed >= most then break end
+    if has_enough() or #claimed >= most then break end
     redis.call('LREM', list, 1, job.id)
     claim(queue, registry, job)
   end
@@ -141,7 +141,7 @@ local function take(queue, list, registry)
 end
 
 for queue = 1, (#KEYS - 1) / 2 do
-  if #claimed >= given.limit then break end
+  if has_enough() then break end
   if take(queue, KEYS[2 * queue - 1], KEYS[2 * queue]) then break end
 end
 if #claimed > 0 then redis.call('EXPIRE', worker_executions, given.lease + MARGIN) end

@@ -5,7 +5,7 @@ minute is taken for stuck. So one script claims straight into RQ's StartedJobReg
 """
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,6 +31,8 @@ from mlx_rq.worker.leases.recovery import Count, Held, give_back, script_of
 
 MAX_UNIX_TIME = 2.0**40
 """Seconds; a time beyond it is no time."""
+
+MAX_BYTES = 2**40
 
 SUSPECT_AFTER = 2
 """A job that was in flight this many workers that died is generated alone."""
@@ -69,6 +71,7 @@ class ClaimArguments:
     """What `claim.lua` is told, under the names that it uses; prefixes are those of keys."""
 
     limit: int
+    nbytes: int
     enough: int
     alone: bool
     idle: bool
@@ -110,6 +113,7 @@ class Claims:
         self._models = list(models)
         self.lease_seconds = lease_seconds
         self._max_wait = max_wait
+        self._said_idle = False
         self.queues = [
             Queue(keys.queue_name(model, priority), connection=connection, serializer=SERIALIZER)
             for priority in PRIORITIES
@@ -123,11 +127,23 @@ class Claims:
             script_of("claim_job.lua", "claim_walk.lua", "claim.lua")
         )
 
+    def queues_of(self, models: Collection[str]) -> list[Queue]:
+        """Gives the queues of some of the models."""
+        names = {keys.queue_name(model, priority) for model in models for priority in PRIORITIES}
+        return [queue for queue in self.queues if queue.name in names]
+
     def take(
-        self, limit: int, *, enough: int = 1, alone: bool = True, idle: bool = True
+        self,
+        limit: int,
+        *,
+        nbytes: int = MAX_BYTES,
+        enough: int = 1,
+        alone: bool = True,
+        idle: bool = True,
     ) -> list[ClaimedJob]:
         """Claims up to `limit` jobs and returns them; an empty list where none wait.
 
+        What is stored of all but the last comes to less than `nbytes`.
         Where other workers share the queues (not `alone`), groups of jobs that begin alike are
         taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
         until then nothing behind it is claimed. See `claim.lua`.
@@ -135,6 +151,7 @@ class Claims:
         started_at = now()
         arguments = ClaimArguments(
             limit=limit,
+            nbytes=nbytes,
             enough=enough,
             alone=alone,
             idle=idle,
@@ -155,6 +172,9 @@ class Claims:
             execution_ids=[uuid.uuid4().hex for _ in range(limit)],
         )
         claimed = self._script(keys=self._script_keys, args=[by_name(arguments)])
+        if claimed and self._said_idle:
+            self._connection.delete(*map(keys.idle, self._models))
+            self._said_idle = False
         return [self._read(entry, started_at) for entry in claimed]
 
     def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
@@ -176,14 +196,36 @@ class Claims:
             submitted_at=_number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )
 
+    def say_idle(self, seconds: int) -> None:
+        """Says to workers that have too much that this one has nothing to do.
+
+        It holds for twice the time, so that it still does when it is said once more.
+        """
+        self._said_idle = True
+        with self._connection.pipeline(transaction=False) as pipe:
+            for model in self._models:
+                pipe.set(keys.idle(model), self._worker_name, ex=2 * seconds)
+            pipe.execute()
+
+    def idle_models(self) -> set[str]:
+        """Names those of the models for which another worker has nothing to do."""
+        with self._connection.pipeline(transaction=False) as pipe:
+            for model in self._models:
+                pipe.get(keys.idle(model))
+            names = pipe.execute()
+        mine = self._worker_name.encode()
+        return {m for m, name in zip(self._models, names, strict=True) if name not in (None, mine)}
+
     def wait(self, seconds: float) -> None:
         """Returns when a producer rings the wake-up of one of the models, or after some seconds."""
         self._connection.blpop([keys.wake_up(model) for model in self._models], timeout=seconds)
 
-    def hand_back(self, jobs: Iterable[ClaimedJob], *, count: Count = "no") -> int:
-        """Gives jobs back; returns how many were still ours. `count` as in `give_back.lua`."""
+    def hand_back(
+        self, jobs: Iterable[ClaimedJob], *, count: Count = "no", to_others: bool = False
+    ) -> int:
+        """Gives jobs back; returns how many were still ours. Arguments as in `give_back.lua`."""
         held = [Held(job.id, job.lease.execution_id, job.queue_name) for job in jobs]
-        return give_back(self._connection, held, count=count)
+        return give_back(self._connection, held, count=count, to_others=to_others)
 
 
 def _number(value: Any, least: float, most: float) -> float | None:

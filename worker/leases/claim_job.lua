@@ -5,7 +5,11 @@ local given = cjson.decode(ARGV[1])
 local MARGIN = 60
 
 local worker_executions = KEYS[#KEYS]
-local claimed, owned = {}, {}
+local claimed, claimed_bytes, owned = {}, 0, {}
+
+local function has_enough()
+  return #claimed >= given.limit or claimed_bytes >= given.nbytes
+end
 
 -- Whoever claims a job owns its prefix from then on, also while there is nobody to share with: a
 -- worker that comes later finds out who has computed what.
@@ -63,6 +67,7 @@ local function claim(queue, registry, job)
   attempt('ZREM', backlog.round, member_of(job.path, job.id))
   attempt('ZREM', backlog.next, member_of(job.path, job.id))
   local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl')
+  claimed_bytes = claimed_bytes + #(fields[1] or '')
   claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
     job.attempts, job.lost, job.suspect and 1 or 0}
   own(job.prefix)

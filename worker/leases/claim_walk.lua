@@ -83,7 +83,7 @@ local function place(backlog)
 end
 
 local function take_returned(queue, registry, backlog)
-  while #claimed < given.limit do
+  while not has_enough() do
     local job_id = attempt('LPOP', backlog.returned)
     if not job_id then return end
     local job = waiting(job_id)
@@ -98,7 +98,7 @@ local function take_newcomers(queue, list, registry, backlog)
   local most = math.min(given.limit, #claimed + share)
   local newest = redis.call('LRANGE', list, -share, -1)
   for number = #newest, 1, -1 do
-    if #claimed >= most then return end
+    if has_enough() or #claimed >= most then return end
     local job = waiting(newest[number])
     if job and not job.suspect then
       local group, alike = group_of(member_of(job.path, job.id)), 0
@@ -138,7 +138,7 @@ local function walk(queue, list, registry)
   take_newcomers(queue, list, registry, backlog)
   if redis.call('EXISTS', backlog.round) == 0 then next_round(backlog) end
   local from, dropped, stopped = place(backlog), 0, false
-  while #claimed < given.limit and dropped < DROPPED and not stopped do
+  while not has_enough() and dropped < DROPPED and not stopped do
     local members = members_after(backlog.round, from, given.limit - #claimed)
     if #members == 0 and from == '' and not next_round(backlog) then break end
     if #members == 0 then from = '' end
@@ -150,6 +150,8 @@ local function walk(queue, list, registry)
         dropped = dropped + 1
       elseif job.suspect and (#claimed > 0 or not given.idle) then
         stopped = true
+        break
+      elseif has_enough() then
         break
       else
         claim(queue, registry, job)

@@ -3,6 +3,7 @@
 -- `count` says whether this was an attempt of the job. 'no': a worker that stops gives back what it
 -- has not finished. 'in_flight': a worker died; it was one for the jobs that it was generating, not
 -- for those that only waited in it, or for all where its record of them is gone.
+-- With `to_others`, the worker that had it owns its beginning no longer.
 -- With `expired_before`, only a lease that ran out by then is taken.
 --
 -- ARGV: JSON with the fields of `GiveBackArguments` (`recovery.py`).
@@ -38,8 +39,12 @@ redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 write('LPUSH', queue, given.job_id)
 write('LPUSH', backlog_of(queue).returned, given.job_id)
 local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
-local path = decoded and type(meta) == 'table' and type(meta.path) == 'string' and meta.path
-join(queue, path or '', given.job_id)
+if not decoded or type(meta) ~= 'table' then meta = {} end
+join(queue, type(meta.path) == 'string' and meta.path or '', given.job_id)
+if given.to_others and type(meta.prefix) == 'string' then
+  local owner = given.owner_prefix .. meta.prefix
+  if attempt('GET', owner) == worker then redis.call('DEL', owner) end
+end
 write('RPUSH', wake_up, 1)
 redis.call('LTRIM', wake_up, -given.wake_ups_kept, -1)
 redis.call('EXPIRE', wake_up, given.wake_up_seconds)

@@ -62,7 +62,9 @@ class GiveBackArguments:
     job_id: str
     execution_id: str
     count: Count
+    to_others: bool
     expired_before: float | None
+    owner_prefix: str
     in_flight_prefix: str
     wake_ups_kept: int
     wake_up_seconds: int
@@ -77,11 +79,16 @@ def machine() -> str:
 
 
 def give_back(
-    connection: Redis, held: Iterable[Held], *, count: Count, expired_before: float | None = None
+    connection: Redis,
+    held: Iterable[Held],
+    *,
+    count: Count,
+    to_others: bool = False,
+    expired_before: float | None = None,
 ) -> int:
     """Gives jobs back to the front of their queues, in this order; returns how many it were.
 
-    `count` is explained in `give_back.lua`. A lease that is held no longer is passed by.
+    The arguments are explained in `give_back.lua`. A lease that is held no longer is passed by.
     """
     script = connection.register_script(script_of("give_back.lua"))
     with connection.pipeline(transaction=False) as pipe:
@@ -93,7 +100,9 @@ def give_back(
                 job_id=job_id,
                 execution_id=execution_id,
                 count=count,
+                to_others=to_others,
                 expired_before=expired_before,
+                owner_prefix=keys.OWNER,
                 in_flight_prefix=keys.IN_FLIGHT,
                 wake_ups_kept=keys.WAKE_UPS_KEPT,
                 wake_up_seconds=keys.WAKE_UP_SECONDS,

@@ -1,0 +1,88 @@
+"""How many jobs a worker claims, and when.
+
+The window is what a worker has claimed and plans together. Where it is the only one, the window is
+kept full: the more the plan sees, the less is computed twice. Where several share the queues, each
+claims only when less than a batch waits in it; and what one has too much of, it gives back as soon
+as another is idle. Beside decoding, it is filled in small pieces, since every job is read and
+rendered at once and the sequences that run have to wait for that.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlx_rq.engine.interface import Engine
+from mlx_rq.worker.options import WorkerOptions
+
+_REFILL = 64
+"""A window that is kept full is filled up once so many places are free."""
+_SHARED = 256
+"""Jobs that a worker holds, at most, where others share the queues."""
+_LOOK_SECONDS = 1.0
+"""Where enough waits here, Redis is asked this often for more jobs, and for idle workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one claim may take: jobs, and bytes of their bodies (one job more, at most)."""
+
+    jobs: int
+    nbytes: int
+
+
+_IDLE = Piece(jobs=256, nbytes=8 * 2**20)
+_BESIDE_DECODING = Piece(jobs=16, nbytes=64 * 2**10)
+_NOTHING = Piece(jobs=0, nbytes=0)
+
+
+class Window:
+    """Decides for one worker, from what its engine has and what its last claim brought."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: WorkerOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._options = options
+        self._clock = clock
+        self._filling = False
+        self._claim_after = 0.0
+        self._yield_until = 0.0
+        self._share_after = 0.0
+
+    def next_piece(self, held: int, *, alone: bool) -> Piece:
+        """Says what to claim now, by a worker that holds so many jobs already."""
+        engine, now, window = self._engine, self._clock(), self._options.window
+        free = (window if alone else min(window, _SHARED)) - held
+        hungry = engine.waiting < engine.capacity
+        if hungry or (free >= _REFILL and now >= self._claim_after):
+            self._filling = True
+        others_first = engine.waiting > 0 and now < self._yield_until
+        if free <= 0 or others_first or not (alone or hungry):
+            self._filling = False
+        if not self._filling or engine.waiting_tokens >= self._options.window_tokens:
+            return _NOTHING
+        piece = _BESIDE_DECODING if engine.running else _IDLE
+        return Piece(min(free, piece.jobs), piece.nbytes)
+
+    def claimed(self, jobs: int) -> None:
+        """Takes note of how many jobs a claim brought: where none, the queue is empty."""
+        if not jobs:
+            self._filling = False
+            self._claim_after = self._clock() + _LOOK_SECONDS
+
+    def to_give_back(self) -> int:
+        """Says, once a second, how many sequences an idle worker might as well generate."""
+        engine, now = self._engine, self._clock()
+        too_many = engine.waiting - max(0, engine.capacity - engine.running)
+        if too_many <= 0 or now < self._share_after:
+            return 0
+        self._share_after = now + _LOOK_SECONDS
+        return (too_many + 1) // 2
+
+    def gave_back(self) -> None:
+        """Leaves the queues to others for a while, unless nothing waits here."""
+        self._yield_until = self._clock() + 2 * _LOOK_SECONDS
