@@ -17,6 +17,7 @@ from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.cli.batch_progress import duration
 from mlx_rq.worker.cli.common import print_json
+from mlx_rq.worker.cli.distinct_text import DistinctText
 
 SAMPLE = 1000
 """Lines that are counted in tokens; the others are taken to be like them."""
@@ -31,8 +32,9 @@ Prompt = str | Sequence[int]
 class Forecast:
     """What is to be expected. Tokens are `counted`, or estimated from characters.
 
-    `distinct_share` is the part of the prompt tokens that is left when every shared beginning is
-    computed once. `answer_tokens` and `seconds` are None where no worker has shown its speed.
+    `distinct_share` is the part of all prompt tokens that is left when every shared beginning is
+    computed once; of more lines than are counted, it is that of their text. `answer_tokens` and
+    `seconds` are None where no worker has shown its speed.
     """
 
     lines: int
@@ -49,6 +51,7 @@ def forecast(source: Source, *, redis_url: str | None, as_json: bool) -> None:
     requests: list[Request] = []
     numbers: list[int] = []
     errors: Counter[str] = Counter()
+    text = DistinctText()
     lines = 0
     for line in source:
         lines += 1
@@ -57,11 +60,13 @@ def forecast(source: Source, *, redis_url: str | None, as_json: bool) -> None:
         except RequestError as error:
             errors[error.code or "invalid_request_error"] += 1
             continue
+        generated_from = request.generated_from()
+        text.add(generated_from.plain_text)
         if len(requests) < SAMPLE:
-            requests.append(request.generated_from())
+            requests.append(generated_from)
             numbers.append(line.number)
     workers = _workers(requests, redis_url)
-    expected = _expect(lines, dict(errors.most_common()), requests, workers)
+    expected = _expect(lines, dict(errors.most_common()), requests, text, workers)
     if as_json:
         print_json(asdict(expected))
         return
@@ -85,6 +90,7 @@ def _expect(
     lines: int,
     errors: dict[str, int],
     requests: Sequence[Request],
+    text: DistinctText,
     workers: Sequence[Mapping[str, Any]],
 ) -> Forecast:
     models = [request.model for request in requests[:1] if request.model not in (None, ANY_MODEL)]
@@ -95,7 +101,7 @@ def _expect(
     length, distinct = count_distinct(prompts)
     runnable = lines - sum(errors.values())
     prompt_tokens = round(length / per_token * runnable / max(1, len(requests)))
-    share = distinct / length if length else 1.0
+    share = distinct / length if length and runnable <= SAMPLE else text.share
     answer = _answer_tokens(requests, workers)
     return Forecast(
         lines=lines,

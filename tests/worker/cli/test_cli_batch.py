@@ -379,6 +379,16 @@ class TestADryRun:
         assert "% distinct" in result.stdout
         assert worker.engine.added == []
 
+    def test_tells_what_is_shared_over_all_lines_not_only_over_those_that_it_counts(
+        self, tmp_path: Path, nobody_listens: str
+    ) -> None:
+        # Each document comes twice, the second time far behind the lines that are counted.
+        texts = [f"{number} ".ljust(640, "x") for number in range(1200)] * 2
+        lines = [batch_line(str(n), text) for n, text in enumerate(texts)]
+        source = write_jsonl(tmp_path / "in.jsonl", lines)
+        result = run(source, "--dry-run", "--json", "--redis-url", nobody_listens)
+        assert json.loads(result.stdout)["distinct_share"] == pytest.approx(0.5, abs=0.01)
+
     def test_tells_the_time_from_what_workers_have_shown(
         self, rows: Path, connection: Redis, start_worker: StartWorker
     ) -> None:
