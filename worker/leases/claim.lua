@@ -22,7 +22,7 @@
 -- attempts it may have, how many were lost, whether it is a suspect (1 or 0)}.
 
 -- Entries up to which a list is short.
-local SHORT = 1024
+local SHORT = 256
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
 local SWEPT = 8192
 local swept = 0
