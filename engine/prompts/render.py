@@ -17,6 +17,8 @@ may be written with them.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -28,7 +30,7 @@ from mlx_rq.engine.formats.model_format import (
     spell_out_calls,
 )
 from mlx_rq.engine.prompts.infill import infill
-from mlx_rq.engine.text.special_tokens import guard_for
+from mlx_rq.engine.text.special_tokens import tokenise
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.messages import AssistantMessage, Message, joined
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
@@ -87,15 +89,12 @@ def _render_chat(
     messages = [_plain(message) for message in request.messages]
     if not model_format.native_tools:
         messages = _with_tools_in_words(messages, request)
-    tools, options = _tools(request), _options(request)
-    guard = guard_for([messages, tools, options], tokenizer)
-    messages, tools = guard.protect(messages), guard.protect(tools)
-    if tokenizer.has_chat_template:
-        text = _apply_template(messages, tools, guard.protect(options), tokenizer)
-    else:
-        text = _transcript(messages)
-    # The template writes its own special tokens.
-    return [guard.encode(text, tokenizer)]
+    if not tokenizer.has_chat_template:
+        return [tokenise(_transcript, [messages], tokenizer, "")]
+    messages = [_with_thoughts_apart(message, tokenizer) for message in messages]
+    write = partial(_apply_template, tokenizer)
+    values = [messages, _tools(request), _options(request)]
+    return [tokenise(write, values, tokenizer, _seen_of_template(tokenizer))]
 
 
 _RENDERERS: Mapping[str, Renderer] = {
@@ -153,6 +152,25 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
+def _with_thoughts_apart(message: dict[str, Any], tokenizer: TokenizerWrapper) -> dict[str, Any]:
+    """Takes the thoughts out of an answer's text, where the template would: it finds no mark there.
+
+    What a template writes is guarded in texts, and the mark after the thoughts is a part of that.
+    """
+    end = tokenizer.think_end
+    if (
+        message["role"] != "assistant"
+        or "reasoning_content" in message
+        or not end
+        or end not in message["content"]
+        or end not in str(tokenizer.chat_template)
+    ):
+        return message
+    thoughts, _, content = message["content"].partition(end)
+    thoughts = thoughts.rpartition(tokenizer.think_start)[2]
+    return {**message, "reasoning_content": thoughts.strip("\n"), "content": content.lstrip("\n")}
+
+
 def _arguments(text: str) -> Any:
     """Templates want an object; a model's broken arguments stay the text that they were."""
     try:
@@ -171,10 +189,10 @@ def _options(request: ChatRequest) -> dict[str, Any]:
 
 
 def _apply_template(
+    tokenizer: TokenizerWrapper,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]],
     options: Mapping[str, Any],
-    tokenizer: TokenizerWrapper,
 ) -> str:
     # A last message of the assistant's is the beginning of the answer: the model goes on from it.
     continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
@@ -201,6 +219,28 @@ def _apply_template(
                 code="invalid_value",
                 param="messages",
             ) from None
+
+
+_CALL = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+_SAMPLES: Sequence[Sequence[dict[str, Any]]] = (
+    [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+    [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "call_0001", "content": "t"},
+    ],
+    [{"role": "user", "content": "u"}, {"role": "tool", "content": "t"}],
+)
+
+
+@lru_cache(maxsize=4)
+def _seen_of_template(tokenizer: TokenizerWrapper) -> str:
+    """Gives a template's source and what it makes of every role: some put their marks together."""
+    seen = [str(tokenizer.chat_template)]
+    for messages in _SAMPLES:
+        with suppress(RequestError):
+            seen.append(_apply_template(tokenizer, messages, (), {}))
+    return "\n".join(seen)
 
 
 def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

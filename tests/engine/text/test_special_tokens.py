@@ -12,7 +12,7 @@ from tiny import TEMPLATE, byte_tokenizer
 
 from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.prompts.render import render
-from mlx_rq.engine.text.special_tokens import guard_for
+from mlx_rq.engine.text.special_tokens import tokenise
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest
 from mlx_rq.jobs.openai.validation import validate
@@ -70,9 +70,8 @@ def test_tools_and_calls_cannot_write_them_either() -> None:
 )
 def test_any_text_comes_through_as_it_is(pieces: list[str]) -> None:
     tokenizer, text = speaking.tokenizer(), "".join(pieces)
-    guard = guard_for([text], tokenizer)
 
-    tokens = guard.encode(guard.protect(text), tokenizer)
+    tokens = tokenise(str, [text], tokenizer, "")
 
     assert tokenizer.decode(tokens, skip_special_tokens=True) == text
 
