@@ -18,6 +18,8 @@ from mlx_rq.jobs.openai.requests import ANY_MODEL, CompletionRequest
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.pause import Pause
+from mlx_rq.worker.process.power import KeepAwake
 from mlx_rq.worker.worker import MLXWorker
 
 PATIENCE = 20.0
@@ -281,6 +283,8 @@ def worker_in_thread(
     served_names: Sequence[str] = (),
     name: str | None = None,
     connection: Redis | None = None,
+    pause: Pause | None = None,
+    awake: KeepAwake | None = None,
     **options: Any,
 ) -> Iterator[RunningWorker]:
     """Runs a worker while the block runs, then stops it; `options` are those of WorkerOptions.
@@ -295,6 +299,8 @@ def worker_in_thread(
         served_names=served_names,
         options=WorkerOptions(**{"check": True, **options}),
         name=name,
+        pause=pause,
+        awake=awake,
     )
     running = RunningWorker(worker, engine)
     try:

@@ -37,6 +37,8 @@ from mlx_rq.worker.leases.keeper import LeaseKeeper
 from mlx_rq.worker.leases.recovery import Count, machine
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.pause import Pause
+from mlx_rq.worker.process.power import KeepAwake
 from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.process.throttle import Throttle
 from mlx_rq.worker.results.outbox import Outbox
@@ -65,6 +67,8 @@ class MLXWorker(RQRegistration):
         options: WorkerOptions = WorkerOptions(),  # noqa: B008 (frozen)
         name: str | None = None,
         supervisor_pipe: SupervisorPipe | None = None,
+        pause: Pause | None = None,
+        awake: KeepAwake | None = None,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -90,6 +94,8 @@ class MLXWorker(RQRegistration):
         self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
         self._redis_retry = RedisRetry(self._redis_failed)
         self._throttle = Throttle(engine, self._supervisor_pipe)
+        self._pause = pause or Pause()
+        self._awake = awake or KeepAwake()
         self._stop_at: float | None = None
         self._lock = threading.Lock()
         self._stats = WindowStats(lambda: engine.totals)
@@ -120,6 +126,7 @@ class MLXWorker(RQRegistration):
             "capacity": self.engine.capacity,
             "running": self.engine.running,
             "waiting": self.engine.waiting,
+            "paused": self._pause.reason,
             "ended": self._outbox.ended,
             "discarded": self._outbox.discarded,
             "totals": asdict(self.engine.totals),
@@ -152,8 +159,10 @@ class MLXWorker(RQRegistration):
         """One pass of the loop. A Redis that is away stops neither decoding nor the loop."""
         # What is finished goes first: else its job, whose lease ran out, may be claimed again.
         self._redis_retry.attempt(self._commit)
+        self._redis_retry.attempt(self._heed_pause)
         self._redis_retry.attempt(self._take)
         self._redis_retry.attempt(self._give_to_idle)
+        self._awake.turn(bool(self._jobs))
         self._end_interrupted()
         self._cancellations.began(in_flight := self.engine.in_flight)
         self._say_in_flight(in_flight)
@@ -210,7 +219,8 @@ class MLXWorker(RQRegistration):
         limit = piece.jobs
         if self.options.max_jobs is not None:
             limit = min(limit, self.options.max_jobs - self._outbox.ended - len(self._jobs))
-        suspended = limit <= 0 or is_suspended(self.connection)
+        paused = self._pause.reason is not None
+        suspended = limit <= 0 or paused or is_suspended(self.connection)
         claimed = []
         if not suspended:
             enough, idle = self.engine.capacity, not self._jobs
@@ -218,15 +228,25 @@ class MLXWorker(RQRegistration):
                 limit, nbytes=piece.nbytes, enough=enough, alone=self._alone, idle=idle
             )
             self._window.claimed(len(claimed))
-        self._idle = not claimed and not self._jobs
+        self._idle = not claimed and not self._jobs and not paused
         if claimed:
             self._start(claimed)
-        elif not self._jobs and not self.options.burst:
+        elif not self._jobs and (paused or not self.options.burst):
             self._stats.idle()
-            self.say_state(WorkerStatus.IDLE)
+            self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)
             if not suspended:
                 self.claims.say_idle(IDLE_SECONDS)
-            self.claims.wait(IDLE_SECONDS)
+            # A wake-up that comes in a pause is for the others.
+            (time.sleep if paused else self.claims.wait)(IDLE_SECONDS)
+
+    def _heed_pause(self) -> None:
+        """Gives back the jobs that are not to stay here in a pause."""
+        if self._pause.look():
+            self._leases.say()
+        leaving = self._pause.leaving(self._jobs, self.engine.in_flight, self.options.grace)
+        jobs = [self._jobs[job_id] for job_id in leaving if job_id not in self._outbox]
+        if jobs and self._stop_at is None:
+            self._give_back(jobs)
 
     @property
     def _alone(self) -> bool:
@@ -243,12 +263,17 @@ class MLXWorker(RQRegistration):
         jobs = [job for job in reversed(spare) if job.queue_name in queues and not job.suspect]
         if not jobs:
             return
-        returned = self.claims.hand_back(jobs, to_others=True)
+        returned = self._give_back(jobs)
         logger.info("gave %d jobs back for a worker that has nothing to do", returned)
         self._window.gave_back()
-        for job in jobs:
+
+    def _give_back(self, jobs: Sequence[ClaimedJob]) -> int:
+        """Leaves jobs that have not ended to other workers; returns how many were still ours."""
+        returned = self.claims.hand_back(jobs, to_others=True)
+        for job in jobs:  # only now: if Redis failed, they are still ours
             self.engine.cancel(job.id)
             self._forget(job)
+        return returned
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Checks claimed jobs and gives the good ones to the engine; the others end at once."""
@@ -326,6 +351,7 @@ class MLXWorker(RQRegistration):
         except Exception as error:
             logger.error("%d answers could not be saved: %s", len(self._outbox), error)
         self._stats.idle()
+        self._awake.release()
         self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
         try:
             if self._jobs:

@@ -16,7 +16,7 @@ def overview(connection: Redis) -> dict[str, Any]:
     """Counts the jobs of every queue of mlx-rq and lists the live workers.
 
     `limits` tell what new jobs are refused beyond, and how much of it is used. `notes` name the
-    models that jobs wait for and no live worker serves.
+    models that jobs wait for and no live worker serves, and say why workers take no jobs.
     """
     workers = live_workers(connection)
     served = {model for worker in workers for model in worker["serves"]}
@@ -42,6 +42,11 @@ def overview(connection: Redis) -> dict[str, Any]:
     waiting_for = {queue["model"] for queue in queues if queue["queued"]} - served
     notes = [
         f"jobs wait for {model!r}, which no live worker serves" for model in sorted(waiting_for)
+    ]
+    notes += [
+        f"worker {worker['name'][:8]} takes no jobs: {worker['paused']}"
+        for worker in workers
+        if worker.get("paused")
     ]
     return {
         "queues": queues,

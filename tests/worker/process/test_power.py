@@ -1,0 +1,128 @@
+"""The machine is kept awake while there is work, by the system's own programs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from mlx_rq.worker.process.power import LINGER_SECONDS, Child, KeepAwake, _start, awake_command
+
+
+class FakeChild:
+    """A process that is there until it is told to end, or ends with a `code` by itself."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = -15
+
+    def wait(self) -> int:
+        assert self.code is not None, "it was not told to end"
+        return self.code
+
+
+class Machine:
+    """Notes what was started on it, and lets a test set the time."""
+
+    def __init__(self) -> None:
+        self.started: list[FakeChild] = []
+        self.now = 100.0
+        self.awake = KeepAwake(["awake", "7"], self.start, lambda: self.now)
+
+    def start(self, command: Sequence[str]) -> Child:
+        assert command == ["awake", "7"]
+        self.started.append(FakeChild())
+        return self.started[-1]
+
+    @property
+    def is_awake(self) -> bool:
+        return any(child.code is None for child in self.started)
+
+
+def test_on_macos_it_is_caffeinate_that_ends_with_the_worker() -> None:
+    assert awake_command(4711, "darwin") == ["/usr/bin/caffeinate", "-i", "-w", "4711"]
+
+
+def test_on_linux_it_is_systemds_where_that_is_there() -> None:
+    assert awake_command(4711, "linux", lambda name: f"/usr/bin/{name}") == [
+        "/usr/bin/systemd-inhibit",
+        "--what=sleep:idle",
+        "--who=mlx-rq",
+        "--why=Jobs are being generated",
+        "--mode=block",
+        "/usr/bin/tail",
+        "--pid=4711",
+        "-f",
+        "/dev/null",
+    ]
+    assert awake_command(4711, "linux", lambda name: None) is None
+    assert awake_command(4711, "freebsd14", lambda name: f"/usr/bin/{name}") is None
+
+
+def test_it_is_held_once_while_there_is_work_and_let_go_a_while_after() -> None:
+    machine = Machine()
+    machine.awake.turn(False)
+    assert machine.started == []
+
+    machine.awake.turn(True)
+    machine.now += 3600
+    machine.awake.turn(True)
+    machine.now += LINGER_SECONDS - 1
+    machine.awake.turn(False)
+    assert (len(machine.started), machine.is_awake) == (1, True)
+
+    machine.now += 1
+    machine.awake.turn(False)
+    assert machine.started[0].code == -15
+    machine.awake.turn(True)
+    assert (len(machine.started), machine.is_awake) == (2, True)
+    machine.awake.release()
+    assert not machine.is_awake
+
+
+def test_a_program_that_ends_by_itself_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As systemd-inhibit does over SSH, where it is not permitted to."""
+    machine = Machine()
+    machine.awake.turn(True)
+    machine.started[0].code = 1
+    for _ in range(3):
+        machine.awake.turn(True)
+    machine.awake.release()
+    assert len(machine.started) == 1
+    (said,) = caplog.messages
+    assert said == "the machine may sleep while there is work: awake: it ended with code 1"
+
+
+def test_a_program_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    awake = KeepAwake(["/no/such/caffeinate"])
+    awake.turn(True)
+    awake.turn(True)
+    assert len(caplog.messages) == 1
+    assert "No such file or directory: '/no/such/caffeinate'" in caplog.text
+
+
+def test_without_a_command_nothing_is_done() -> None:
+    awake = KeepAwake()
+    awake.turn(True)
+    awake.turn(False)
+    awake.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tail --pid is that of GNU")
+def test_what_holds_it_ends_when_the_worker_is_killed() -> None:
+    """With the real programs, but for the one that needs a system bus."""
+    worker = subprocess.Popen(["sleep", "60"])
+    command = awake_command(worker.pid, "linux", lambda name: f"/usr/bin/{name}")
+    assert command is not None
+    child = _start(command[5:])
+    assert isinstance(child, subprocess.Popen)
+    assert os.getsid(child.pid) == child.pid, "a Ctrl-C does not reach it"
+    worker.kill()
+    worker.wait()
+    assert child.wait(20) == 0

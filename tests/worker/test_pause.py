@@ -1,0 +1,284 @@
+"""A worker leaves the machine to its person: on battery, in the heat, in use, in quiet hours."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from click.testing import CliRunner
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually
+from redis import Redis
+
+from mlx_rq import submit, submit_many
+from mlx_rq.jobs.queue.overview import overview
+from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.worker import worker as worker_module
+from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.cli.processes import program_of
+from mlx_rq.worker.cli.worker import worker
+from mlx_rq.worker.pause import LOOK_SECONDS, UNUSED_SECONDS, Pause, QuietHours, unreadable
+from mlx_rq.worker.process.power import KeepAwake
+
+RunWorker = Callable[..., AbstractContextManager[RunningWorker]]
+
+
+@dataclass
+class Machine:
+    """One whose readings a test sets, and on which time passes as it says."""
+
+    battery: bool | None = False
+    warm: bool | None = False
+    unused: float | None = 3600.0
+    now: float = 50.0
+    looks: int = 0
+
+    def on_battery(self) -> bool | None:
+        self.looks += 1
+        return self.battery
+
+    def too_warm(self) -> bool | None:
+        return self.warm
+
+    def unused_seconds(self) -> float | None:
+        return self.unused
+
+    def pause(self, *conditions: str) -> Pause:
+        return Pause(conditions, machine=self, clock=lambda: self.now)
+
+
+ALL = ("battery", "thermal", "user")
+
+
+@pytest.mark.parametrize(
+    ("readings", "reason"),
+    [
+        ({}, None),
+        ({"battery": True}, "the machine runs on its battery"),
+        ({"warm": True}, "the machine is too warm"),
+        ({"unused": UNUSED_SECONDS - 1}, "somebody uses the machine"),
+        ({"unused": UNUSED_SECONDS}, None),
+        ({"battery": None, "warm": None, "unused": None}, None),
+        ({"battery": True, "warm": True}, "the machine runs on its battery"),
+    ],
+)
+def test_why_a_worker_pauses(readings: dict[str, Any], reason: str | None) -> None:
+    pause = Machine(**readings).pause(*ALL)
+    assert pause.look() is (reason is not None)
+    assert pause.reason == reason
+    others = Machine(**readings).pause()
+    assert (others.look(), others.reason) == (False, None), "nobody asked for it"
+
+
+def test_the_machine_is_read_now_and_then() -> None:
+    machine = Machine()
+    pause = machine.pause("battery")
+    pause.look()
+    machine.battery = True
+    machine.now += LOOK_SECONDS - 1
+    assert (pause.look(), pause.reason, machine.looks) == (False, None, 1)
+    machine.now += 1
+    assert (pause.look(), machine.looks) == (True, 2)
+    machine.battery = False
+    machine.now += LOOK_SECONDS
+    assert (pause.look(), pause.reason) == (True, None)
+
+
+def test_what_waits_goes_at_once_and_what_runs_after_the_grace() -> None:
+    machine = Machine(battery=True)
+    pause = machine.pause("battery")
+    assert pause.leaving(["a", "b"], {"a"}, 30) == []
+    pause.look()
+    assert pause.leaving(["a", "b"], {"a"}, 30) == ["b"]
+    machine.now += 30
+    assert pause.leaving(["a", "b"], {"a"}, 30) == ["b"]
+    machine.now += 1
+    assert pause.leaving(["a", "b"], {"a"}, 30) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "within", "outside"),
+    [
+        ("09:00-18:00", ["09:00", "17:59"], ["08:59", "18:00", "00:00"]),
+        ("22:00-06:30", ["22:00", "23:59", "00:00", "06:29"], ["06:30", "21:59", "12:00"]),
+        ("18:00-24:00", ["18:00", "23:59"], ["00:00", "17:59"]),
+        ("00:00-24:00", ["00:00", "12:00", "23:59"], []),
+    ],
+)
+def test_quiet_hours_also_over_midnight(hours: str, within: list[str], outside: list[str]) -> None:
+    quiet = QuietHours.read(hours)
+    assert str(quiet) == hours
+    day = "2026-11-28 "
+    assert [at for at in within if datetime.fromisoformat(day + at) not in quiet] == []
+    assert [at for at in outside if datetime.fromisoformat(day + at) in quiet] == []
+
+
+@pytest.mark.parametrize(
+    ("midnight", "quiet_for"),
+    [
+        ("2026-03-28T23:00", 2),  # 01:00 to 04:00, without the hour from 02:00 on
+        ("2026-10-24T22:00", 4),  # 02:00 comes twice
+        ("2026-11-27T23:00", 3),
+    ],
+)
+def test_quiet_hours_follow_the_clock_on_the_wall(midnight: str, quiet_for: int) -> None:
+    quiet, berlin = QuietHours.read("01:00-04:00"), ZoneInfo("Europe/Berlin")
+    start = datetime.fromisoformat(midnight).replace(tzinfo=UTC)
+    hours = [(start + timedelta(hours=n)).astimezone(berlin) for n in range(12)]
+    assert sum(hour in quiet for hour in hours) == quiet_for
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("9-18", "'9-18' is no part of the day, as 09:00-18:00"),
+        ("09:00-25:00", "'25:00' is no time of the day"),
+        ("09:00-09:00", "starts when it ends"),
+    ],
+)
+def test_hours_that_are_none_are_refused(text: str, words: str) -> None:
+    refused = CliRunner().invoke(main, ["worker", "--quiet-hours", text])
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.output.split())
+
+
+def test_conditions_that_cannot_be_told_are_refused() -> None:
+    refused = CliRunner().invoke(main, ["worker", "--pause-on", "battery,weekends"])
+    assert refused.exit_code == 2
+    assert "'weekends' is none of battery, thermal, user" in refused.output
+    assert unreadable(["battery", "user"], "linux") == "user"
+    assert unreadable(["battery", "thermal"], "linux") is None
+    assert unreadable(ALL, "darwin") is None
+
+
+def test_the_worker_that_is_supervised_is_told_the_same() -> None:
+    """The supervisor, `up` and `demo` write the options as a command line again."""
+    options = {"pause_on": "battery,thermal", "quiet_hours": (QuietHours.read("22:00-06:00"),)}
+    program = program_of("worker", {**options, "no_keep_awake": True}, "info")
+    context = worker.make_context("worker", program[program.index("worker") + 1 :])
+    assert {name: context.params[name] for name in options} == options
+    assert context.params["no_keep_awake"] is True
+    usual = worker.make_context("worker", []).params
+    assert (usual["pause_on"], usual["quiet_hours"], usual["no_keep_awake"]) == (None, (), False)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a worker that pauses look again at once."""
+    monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.01)
+
+
+def test_a_pause_ends_claims_and_gives_back_what_waits(
+    start_worker: StartWorker, connection: Redis, quick: None
+) -> None:
+    machine = Machine()
+    engine = FakeEngine(hold=True, capacity=2)
+    paused = start_worker(engine, pause=machine.pause("battery"))
+    running = submit_many([{"prompt": "a"}] * 2)
+    engine.wait_for_tasks(2)
+    waiting = submit_many([{"prompt": "b"}] * 2)
+    engine.wait_for_tasks(4)
+
+    machine.battery = True
+    machine.now += LOOK_SECONDS
+    eventually(lambda: [job.status() for job in waiting] == ["queued", "queued"])
+
+    assert [job.status() for job in running] == ["in_progress", "in_progress"]
+    assert sorted(engine.cancelled) == sorted(job.id for job in waiting)
+    (said,) = live_workers(connection)
+    assert said["paused"] == "the machine runs on its battery"
+    notes = overview(connection)["notes"]
+    assert notes == [f"worker {paused.name[:8]} takes no jobs: the machine runs on its battery"]
+    assert notes[0] in CliRunner().invoke(main, ["status"]).output
+    engine.release()
+    assert [job.result(PATIENCE)["object"] for job in running] == ["text_completion"] * 2
+    late = submit(prompt="c")
+    paused.take_turns()
+    eventually(lambda: paused.worker.get_state() == "suspended")
+    assert late.status() == "queued"
+
+    machine.battery = False
+    machine.now += LOOK_SECONDS
+    for job in [*waiting, late]:
+        assert job.result(PATIENCE)["object"] == "text_completion"
+    eventually(lambda: live_workers(connection)[0]["paused"] is None)
+    assert overview(connection)["notes"] == []
+
+
+def test_a_pause_that_lasts_gives_back_what_runs_without_an_attempt(
+    start_worker: StartWorker, quick: None
+) -> None:
+    machine = Machine()
+    engine = FakeEngine(hold=True)
+    start_worker(engine, pause=machine.pause("thermal"), grace=60.0)
+    job = submit(prompt="a", max_attempts=1)
+    engine.wait_for_tasks(1)
+    machine.warm = True
+    machine.now += LOOK_SECONDS
+    engine.wait_until(lambda engine: engine.steps > 3)
+    assert job.status() == "in_progress"
+
+    machine.now += LOOK_SECONDS + 61
+    eventually(lambda: job.status() == "queued")
+    engine.release()
+    machine.warm = False
+    machine.now += LOOK_SECONDS
+    assert job.result(PATIENCE)["object"] == "text_completion"
+
+
+def test_what_goes_back_goes_to_a_worker_that_does_not_pause(
+    start_worker: StartWorker, quick: None
+) -> None:
+    machine = Machine()
+    engine = FakeEngine(hold=True, capacity=1)
+    start_worker(engine, pause=machine.pause("battery"), grace=0.0)
+    jobs = submit_many([{"prompt": "a"}] * 3)
+    engine.wait_for_tasks(3)
+    start_worker()
+    machine.battery = True
+    machine.now += LOOK_SECONDS
+    eventually(lambda: len(engine.cancelled) >= 2)
+    machine.now += 1
+    assert [job.result(PATIENCE)["object"] for job in jobs] == ["text_completion"] * 3
+
+
+def test_a_burst_waits_for_the_end_of_the_pause(running_worker: RunWorker, quick: None) -> None:
+    machine = Machine(battery=True)
+    job = submit(prompt="a")
+    with running_worker(pause=machine.pause("battery"), burst=True) as running:
+        running.take_turns()
+        assert job.status() == "queued"
+        machine.battery = False
+        machine.now += LOOK_SECONDS
+        assert running.join() == 1
+    assert job.status() == "completed"
+
+
+def test_the_machine_is_kept_awake_while_jobs_are_aboard(
+    running_worker: RunWorker, redis_url: str, quick: None
+) -> None:
+    class Noted(KeepAwake):
+        def __init__(self) -> None:
+            super().__init__(None)
+            self.turns: list[bool] = []
+
+        def turn(self, working: bool) -> None:
+            self.turns.append(working)
+
+        def release(self) -> None:
+            self.turns.append(False)
+
+    awake, engine = Noted(), FakeEngine(hold=True)
+    with running_worker(engine, awake=awake) as running:
+        running.take_turns()
+        assert set(awake.turns) == {False}
+        job = submit(prompt="a")
+        engine.wait_for_tasks(1)
+        running.take_turns()
+        assert awake.turns[-1]
+        engine.release()
+        job.result(PATIENCE)
+        running.stop()
+    assert not awake.turns[-1]
