@@ -7,6 +7,7 @@ import click
 from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
 from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
 from mlx_rq.worker.cli.common import data_folder, default_of, needs_extra, option, redis_option
+from mlx_rq.worker.cli.ports import is_answered
 
 DEFAULT_HTTP_PORT = 8000
 
@@ -107,6 +108,11 @@ def serve(
     )
     log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
     server = make_server(settings, host, http_port, log_level)
+    if http_port and is_answered(http_port, host):
+        raise click.ClickException(
+            f"--http-port {http_port} is taken, perhaps by an HTTP server that runs already: "
+            "choose another port."
+        )
     server.run()
     if not server.started:
         raise click.ClickException(f"the HTTP server did not open on {host}:{http_port}")

@@ -14,10 +14,11 @@ from mlx_rq.jobs.queue.connection import without_password
 from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
 from mlx_rq.worker.cli.common import data_folder, needs_extra, option
 from mlx_rq.worker.cli.model import ensure_model
+from mlx_rq.worker.cli.ports import is_free
 from mlx_rq.worker.cli.processes import child_process
 from mlx_rq.worker.cli.serve import DEFAULT_HTTP_PORT
 from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
-from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey, is_free
+from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
 from mlx_rq.worker.cli.worker import data_dir_option, worker_options
 
 _LOOK_SECONDS = 0.2

@@ -22,6 +22,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from mlx_rq.files import lock, replacing
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue.discovery import LOCK_FILE, URL_FILE
+from mlx_rq.worker.cli.ports import is_free
 from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
 
 DEFAULT_PORT = 6379
@@ -183,14 +184,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def is_free(port: int) -> bool:
-    """Tells whether a port of loopback can be listened on."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
