@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from mlx_rq.jobs.queue.local_network import permission_hint
 from mlx_rq.jobs.queue.webhooks import Network, is_allowed
 
 TIMEOUT_SECONDS = 20.0
@@ -45,7 +46,7 @@ async def post(
         raise PostFailed(f"no answer within {timeout:.0f} s") from None
     except (OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL) as error:
         cause = _first_cause(error)
-        raise PostFailed(f"{type(cause).__name__}: {cause}") from error
+        raise PostFailed(f"{type(cause).__name__}: {cause}{permission_hint(cause)}") from error
 
 
 async def _post(

@@ -12,6 +12,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, ResponseError
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.queue.discovery import embedded_url
+from mlx_rq.jobs.queue.local_network import permission_hint
 
 DEFAULT_URL = "redis://localhost:6379/0"
 URL_VARIABLE = "MLX_RQ_REDIS_URL"
@@ -130,7 +131,7 @@ def reachable(connection: Redis) -> Iterator[None]:
         ) from error
     except (ConnectionError, TimeoutError) as error:
         raise RedisUnavailable(
-            f"No Redis at {address(connection)}: {error}. "
+            f"No Redis at {address(connection)}: {error}{permission_hint(error)}. "
             f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
         ) from error
     except ResponseError as error:  # out of memory, read-only replica, not permitted

