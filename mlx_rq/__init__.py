@@ -5,6 +5,14 @@ The rooms behind these names: `mlx_rq.jobs` (what a job is and how it travels), 
 `mlx_rq.api_stub` (a thin HTTP server). Importing this package never imports MLX.
 """
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 (Apple's own python3 is 3.9, and a checkout is no wheel)
+    raise ImportError(
+        "mlx-rq needs Python 3.11 or newer, on a Mac a native (arm64) one; "
+        f"this is Python {sys.version_info[0]}.{sys.version_info[1]}."
+    )
+
 from importlib.metadata import version
 
 from mlx_rq.jobs.batch.map import map as map

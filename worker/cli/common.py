@@ -14,6 +14,7 @@ import click
 from mlx_rq.jobs.openai.sizes import parse_bytes
 from mlx_rq.jobs.queue.connection import DEFAULT_URL
 from mlx_rq.jobs.queue.discovery import default_data_dir
+from mlx_rq.worker.cli.machine import why_not_here
 
 ENVIRONMENT_PREFIX = "MLX_RQ"
 
@@ -87,7 +88,12 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Around imports that a bare install cannot do: says what to install instead of failing."""
+    """Around imports that a bare install cannot do: says what to install instead of failing.
+
+    Those of the worker cannot be had on every machine: then that is said.
+    """
+    if extra == "worker" and (why := why_not_here()):
+        raise click.ClickException(why)
     try:
         yield
     except ModuleNotFoundError as error:
