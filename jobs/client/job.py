@@ -94,8 +94,8 @@ class Job:
     def info(self, served: Collection[str] = ()) -> dict[str, Any]:
         """Tells all that is known of the job: status, model, place in the queue, attempts, times.
 
-        `note` says what it waits for where no live worker serves its model; for models that the
-        caller knows to be `served`, that is not looked up.
+        `note` says what it waits for where no live worker serves its model, or all that do pause;
+        for models that the caller knows to be `served`, that is not looked up.
         """
         with reachable(self._connection):
             values = self._connection.hmget(RQJob.key_for(self.id), _FIELDS)
@@ -124,8 +124,11 @@ class Job:
         }
 
     def _note(self, model: str) -> str | None:
-        if workers_for(self._connection, model):
+        reasons = [worker.get("paused") for worker in workers_for(self._connection, model)]
+        if not all(reasons):
             return None
+        if reasons:
+            return f"no worker takes jobs of the model {model!r} now: {reasons[0]}"
         which = "" if model == ANY_MODEL else f" --model {model}"
         return f"no live worker serves the model {model!r}: start one with `mlx-rq worker{which}`"
 

@@ -41,6 +41,6 @@ def _read(record: bytes | None) -> dict[str, Any] | None:
     return said if isinstance(said, dict) and isinstance(said.get("serves"), list) else None
 
 
-def workers_for(connection: Redis, model: str) -> list[str]:
-    """Names the live workers that serve a model."""
-    return [worker["name"] for worker in live_workers(connection) if model in worker["serves"]]
+def workers_for(connection: Redis, model: str) -> list[dict[str, Any]]:
+    """Lists the live workers that serve a model, as `live_workers` does."""
+    return [worker for worker in live_workers(connection) if model in worker["serves"]]

@@ -537,7 +537,7 @@ class TestRecords:
         assert record["discarded"] == 0
         assert 0 < connection.ttl(keys.worker("mac-1")) <= 2 * 60
         for model in ("org/m", "m", "default"):
-            assert workers_for(connection, model) == ["mac-1"]
+            assert [w["name"] for w in workers_for(connection, model)] == ["mac-1"]
         assert workers_for(connection, "other") == []
 
         worker.engine.release()

@@ -13,6 +13,8 @@ from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually
 from redis import Redis
 
 from mlx_rq import submit, submit_many
+from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker import worker as worker_module
@@ -197,7 +199,11 @@ def test_a_pause_ends_claims_and_gives_back_what_waits(
     late = submit(prompt="c")
     paused.take_turns()
     eventually(lambda: paused.worker.get_state() == "suspended")
-    assert late.status() == "queued"
+    assert late.info()["status"] == "queued"
+    assert late.info()["note"] == (
+        "no worker takes jobs of the model 'default' now: the machine runs on its battery"
+    )
+    assert connection.llen(keys.wake_up(ANY_MODEL)) > 0, "left for workers that do not pause"
 
     machine.battery = False
     machine.now += LOOK_SECONDS

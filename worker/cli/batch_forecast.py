@@ -14,7 +14,7 @@ from mlx_rq.jobs.batch.lines import Source, read_request
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.requests import ANY_MODEL, Request
 from mlx_rq.jobs.queue.connection import connect, reachable
-from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.jobs.queue.workers import workers_for
 from mlx_rq.worker.cli.batch_progress import duration
 from mlx_rq.worker.cli.common import print_json
 from mlx_rq.worker.cli.distinct_text import DistinctText
@@ -81,7 +81,7 @@ def _workers(requests: Sequence[Request], redis_url: str | None) -> list[dict[st
     connection = connect(redis_url)
     try:
         with reachable(connection):
-            return [worker for worker in live_workers(connection) if model in worker["serves"]]
+            return workers_for(connection, model)
     except RedisUnavailable:
         return []
 
