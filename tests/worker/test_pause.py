@@ -1,5 +1,6 @@
 """A worker leaves the machine to its person: on battery, in the heat, in use, in quiet hours."""
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.cli.pause_options import awake_unless, pause_of
 from mlx_rq.worker.cli.processes import program_of
 from mlx_rq.worker.cli.worker import worker
 from mlx_rq.worker.pause import LOOK_SECONDS, UNUSED_SECONDS, Pause, QuietHours, unreadable
-from mlx_rq.worker.process.power import KeepAwake
+from mlx_rq.worker.process.power import KeepAwake, awake_command
 
 RunWorker = Callable[..., AbstractContextManager[RunningWorker]]
 
@@ -164,6 +166,17 @@ def test_the_worker_that_is_supervised_is_told_the_same() -> None:
     assert context.params["no_keep_awake"] is True
     usual = worker.make_context("worker", []).params
     assert (usual["pause_on"], usual["quiet_hours"], usual["no_keep_awake"]) == (None, (), False)
+
+
+def test_the_options_make_what_they_ask_for() -> None:
+    pause = pause_of("battery,thermal", (QuietHours.read("00:00-24:00"),))
+    pause.look()
+    assert pause.reason == "quiet hours 00:00-24:00"
+    assert pause._conditions == ["battery", "thermal"]
+    never = pause_of(None, ())
+    assert (never.look(), never.reason) == (False, None)
+    assert awake_unless(True)._command is None
+    assert awake_unless(False)._command == awake_command(os.getpid())
 
 
 @pytest.fixture

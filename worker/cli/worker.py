@@ -1,10 +1,9 @@
 """The command `worker`, which generates, and the options of all that start one."""
 
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,22 +19,16 @@ from mlx_rq.worker.cli.common import (
     option,
     redis_option,
 )
+from mlx_rq.worker.cli.pause_options import awake_unless, pause_of, pause_options
 from mlx_rq.worker.cli.processes import environment_with, program_of
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.pause import CONDITIONS, Pause, QuietHours, unreadable
+from mlx_rq.worker.pause import QuietHours
 from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY
 
 DEMO_MODEL = "smollm2"
 
 MIN_STALL = 60.0
 """Longer than Redis may take to answer: waiting for it is no stall."""
-
-
-if TYPE_CHECKING:
-    Words = click.ParamType[str]
-    Hours = click.ParamType[QuietHours]
-else:  # generic only from click 8.4 on
-    Words = Hours = click.ParamType
 
 
 class _RowCount(NumberOrWord):
@@ -51,34 +44,6 @@ class _RowCount(NumberOrWord):
         if not str(value).isdecimal() or int(value) < 1:
             self.fail(f"{value!r} is neither a number of sequences nor 'auto'", param, context)
         return int(value)
-
-
-class _Conditions(Words):
-    """Conditions under which a worker pauses, with commas between them."""
-
-    name = "conditions"
-
-    def convert(self, value: Any, param: Any, context: Any) -> str:
-        wanted = [name.strip() for name in str(value).split(",")]
-        if wrong := [name for name in wanted if name not in CONDITIONS]:
-            self.fail(f"{wrong[0]!r} is none of {', '.join(CONDITIONS)}", param, context)
-        if name := unreadable(wanted):
-            self.fail(f"{name!r} can be told on macOS only", param, context)
-        return ",".join(wanted)
-
-
-class _QuietHours(Hours):
-    """A part of the day."""
-
-    name = "hours"
-
-    def convert(self, value: Any, param: Any, context: Any) -> QuietHours:
-        if isinstance(value, QuietHours):
-            return value
-        try:
-            return QuietHours.read(value)
-        except ValueError as error:
-            self.fail(str(error), param, context)
 
 
 _worker_options = (
@@ -145,25 +110,7 @@ _worker_options = (
         is_flag=True,
         help="Check that nothing is lost track of, when idle and now and then; else start afresh.",
     ),
-    option(
-        "--pause-on",
-        type=_Conditions(),
-        default=None,
-        metavar="battery,thermal,user",
-        help="Take no jobs while the machine runs on its battery, is too warm, or is used.",
-    ),
-    option(
-        "--quiet-hours",
-        type=_QuietHours(),
-        multiple=True,
-        metavar="HH:MM-HH:MM",
-        help="Take no jobs in this part of the day, by local time; also over midnight.",
-    ),
-    option(
-        "--no-keep-awake",
-        is_flag=True,
-        help="Let the machine fall asleep while there are jobs in work.",
-    ),
+    *pause_options,
 )
 
 
@@ -257,7 +204,6 @@ def _generate(
     from mlx_rq.engine.models.load import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
     from mlx_rq.worker.leases.rq_registration import NameTaken
-    from mlx_rq.worker.process.power import KeepAwake, awake_command
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
     from mlx_rq.worker.worker import MLXWorker
@@ -282,8 +228,8 @@ def _generate(
         options=WorkerOptions(max_wait=max_wait, spool=spool, **options),
         name=name,
         supervisor_pipe=supervisor_pipe,
-        pause=Pause((pause_on or "").split(","), quiet_hours),
-        awake=KeepAwake(None if no_keep_awake else awake_command(os.getpid())),
+        pause=pause_of(pause_on, quiet_hours),
+        awake=awake_unless(no_keep_awake),
     )
     with reachable(connection):
         try:

@@ -7,10 +7,12 @@ on Linux where it is there. They end by themselves when this process is gone, ho
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -45,12 +47,21 @@ def awake_command(
     return None
 
 
-def _start(command: Sequence[str]) -> Child:
-    null = subprocess.DEVNULL
-    # A Ctrl-C in the terminal must not end it: the jobs aboard are still being finished then.
-    return subprocess.Popen(
-        command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd=os.sep
-    )
+class _Session(subprocess.Popen[bytes]):
+    """A process in a session of its own, which ends with what it has started.
+
+    A Ctrl-C in the terminal must not end it: the jobs aboard are still being finished then.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        null = subprocess.DEVNULL
+        super().__init__(
+            command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd=os.sep
+        )
+
+    def terminate(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
 
 
 class KeepAwake:
@@ -59,7 +70,7 @@ class KeepAwake:
     def __init__(
         self,
         command: Sequence[str] | None = None,
-        start: Callable[[Sequence[str]], Child] = _start,
+        start: Callable[[Sequence[str]], Child] = _Session,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command = command

@@ -1,13 +1,16 @@
 """The machine is kept awake while there is work, by the system's own programs."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from fakes import eventually
 
-from mlx_rq.worker.process.power import LINGER_SECONDS, Child, KeepAwake, _start, awake_command
+from mlx_rq.worker.process.power import LINGER_SECONDS, Child, KeepAwake, _Session, awake_command
 
 
 class FakeChild:
@@ -43,6 +46,12 @@ class Machine:
     @property
     def is_awake(self) -> bool:
         return any(child.code is None for child in self.started)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended (nobody may have asked for its end yet)."""
+    asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(asked.stdout.strip()) and not asked.stdout.startswith("Z")
 
 
 def test_on_macos_it_is_caffeinate_that_ends_with_the_worker() -> None:
@@ -120,9 +129,19 @@ def test_what_holds_it_ends_when_the_worker_is_killed() -> None:
     worker = subprocess.Popen(["sleep", "60"])
     command = awake_command(worker.pid, "linux", lambda name: f"/usr/bin/{name}")
     assert command is not None
-    child = _start(command[5:])
-    assert isinstance(child, subprocess.Popen)
+    child = _Session(command[5:])
     assert os.getsid(child.pid) == child.pid, "a Ctrl-C does not reach it"
     worker.kill()
     worker.wait()
     assert child.wait(20) == 0
+
+
+def test_what_holds_it_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    """As systemd-inhibit has the program that it runs."""
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    child = _Session(["sh", "-c", f"sleep 60 & echo $! > {started}; wait"])
+    grandchild = int(started.read_text())
+    child.terminate()
+    assert child.wait() == -signal.SIGTERM
+    eventually(lambda: not runs(grandchild), "the end of what it had started")
