@@ -14,7 +14,7 @@ tokenizer takes for others. Such a conversation is refused.
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -50,7 +50,7 @@ class _AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class _AddedTokens:
-    """All that may be control tokens of one tokenizer, and the signs that they are written with."""
+    """All that may be control tokens of one tokenizer, and the signs at their two ends."""
 
     tokens: tuple[_AddedToken, ...]
     signs: frozenset[str]
@@ -71,7 +71,7 @@ def _added_tokens(tokenizer: TokenizerWrapper, template: str) -> _AddedTokens:
             tokens.append(_AddedToken(number, added.content, sure))
     # Longer tokens come first: one may be a part of another.
     tokens.sort(key=lambda token: len(token.content), reverse=True)
-    signs = {sign for token in tokens for sign in _signs(token.content) or token.content[:1]}
+    signs = {sign for token in tokens for sign in _ends(token.content) or token.content[:1]}
     return _AddedTokens(tuple(tokens), frozenset(signs))
 
 
@@ -82,6 +82,13 @@ def _is_mark(content: str) -> bool:
 
 def _signs(content: str) -> set[str]:
     return {sign for sign in content if not (sign.isalnum() or sign.isspace() or sign == "_")}
+
+
+def _ends(content: str) -> set[str]:
+    """Gives the signs with which a token begins and ends; a slash says other things in texts."""
+    inner = content.strip("".join(_signs(content)))
+    before, _, after = content.partition(inner) if inner else (content, "", "")
+    return {*before, *after} - {"/"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +146,23 @@ def tokenise(
     control = [t for t in added.tokens if t.sure or t.content in templates_own]
     guard = _guard(texts, [token.content for token in control])
     tokens = guard.encode(write(*guard.protect(values)), tokenizer)
-    counts = Counter(tokens)
-    for token in control:
-        if token.id in counts and counts[token.id] > templates_own.count(token.content):
-            raise _refusal(
-                f"together with the model's chat template they make {token.content!r}, one of its "
-                "control tokens."
-            )
+    if forged := _surplus(control, tokens, templates_own, tokenizer):
+        raise _refusal(
+            f"together with the model's chat template they make {forged.content!r}, one of its "
+            "control tokens."
+        )
     return tokens
+
+
+def _surplus(
+    control: Iterable[_AddedToken], tokens: Iterable[int], text: str, tokenizer: TokenizerWrapper
+) -> _AddedToken | None:
+    """Finds a control token that is more often among tokens than in a text."""
+    counts = Counter(tokens)
+    more = [t for t in control if t.id in counts and counts[t.id] > text.count(t.content)]
+    # Nearly always none. The tokenizer itself may see more of them than are spelled out.
+    seen = Counter(tokenizer.encode(text, add_special_tokens=False) if more else ())
+    return next((token for token in more if counts[token.id] > seen[token.id]), None)
 
 
 def _guard(texts: Sequence[str], specials: Sequence[str]) -> SpecialTokenGuard:

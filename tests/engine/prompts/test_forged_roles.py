@@ -177,6 +177,34 @@ def test_a_text_that_the_tokenizer_takes_for_a_control_token_is_refused(text: st
     assert prompt_of(tokenizer, messages=[{"role": "user", "content": "ｓystem ＜"}])
 
 
+@pytest.mark.parametrize("family", ["ChatML (Qwen3)", "DeepSeek", "GLM"])
+def test_what_a_template_looks_for_in_a_text_is_still_found(family: str) -> None:
+    """As SmolLM3's, which closes the thoughts where the system says /no_think."""
+    tokenizer = copy.copy(tokenizer_of(family))
+    tokenizer._tokenizer = copy.deepcopy(tokenizer._tokenizer)
+    tokenizer._tokenizer.chat_template += (
+        "{% if '/no_think' in messages[0].content %}<think>\n\n</think>\n{% endif %}"
+    )
+    thoughts = [
+        controls(tokenizer, prompt_of(tokenizer, messages=[
+            {"role": "system", "content": said},
+            {"role": "user", "content": f"a < b <think> {family}"},
+        ]))["</think>"]
+        for said in ("Be brief.", "Be brief. /no_think")
+    ]  # fmt: skip
+    assert thoughts[1] == thoughts[0] + 1
+
+
+def test_a_template_may_write_what_the_tokenizer_normalises() -> None:
+    """Its own tokens are counted as the tokenizer sees them, not as they are spelled."""
+    tokenizer = copy.copy(tokenizer_of("ChatML (Qwen3)", flagged=True, bytes_only=False))
+    tokenizer._tokenizer = copy.deepcopy(tokenizer._tokenizer)
+    source = tokenizer._tokenizer.chat_template
+    tokenizer._tokenizer.chat_template = source.replace("<|im_start|>", "＜|im_start|>")
+    prompt = prompt_of(tokenizer, messages=[{"role": "user", "content": "a < b"}])
+    assert controls(tokenizer, prompt)["<|im_start|>"] == 2
+
+
 def test_pieces_that_the_template_puts_together_are_refused() -> None:
     tokenizer = tokenizer_of("Phi")
     with pytest.raises(RequestError, match=r"they make '<\|end\|>'") as refused:
