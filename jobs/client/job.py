@@ -1,6 +1,7 @@
 """The producer's end of a job: ask, wait, cancel, read."""
 
 import json
+import math
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -280,24 +281,26 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
         newest = connection.xrevrange(keys.COMPLETIONS, count=1)
         position: Any = newest[0][0] if newest else "0-0"
         ended = ended_among(connection, list(waiting))
+        look_at = time.monotonic() + _LONGEST_BLOCK
         while True:
             for job_id in ended:
                 if job := waiting.pop(job_id, None):
                     yield job
             if not waiting:
                 return
-            left = _LONGEST_BLOCK if deadline is None else deadline - time.monotonic()
+            left = math.inf if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise ResultTimeout(f"{len(waiting)} jobs have not ended within {timeout} s")
-            block = max(1, int(1000 * min(left, _LONGEST_BLOCK)))
+            block = max(1, int(1000 * min(left, look_at - time.monotonic())))
             streams: Any = connection.xread({keys.COMPLETIONS: position}, block=block)
-            if streams:
-                ((_, entries),) = streams
+            ended = []
+            for _, entries in streams:
                 position = entries[-1][0]
                 ended = [fields[b"job"].decode() for _, fields in entries]
-            else:
-                # Nothing came: look for ends that the stream did not tell (trimmed, or RQ's own).
-                ended = ended_among(connection, list(waiting))
+            if time.monotonic() >= look_at:
+                # Ends that the stream does not tell: trimmed, RQ's own, or the job is gone.
+                ended += ended_among(connection, list(waiting))
+                look_at = time.monotonic() + _LONGEST_BLOCK
 
 
 def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:

@@ -1,13 +1,14 @@
 """The producer's end of a job: status, result, cancel, fetch, as_completed."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, failure
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, failure
 from pydantic import BaseModel
 from redis import Redis
 from redis.client import Pipeline
@@ -470,6 +471,29 @@ class TestAsCompleted:
             ended = pool.submit(next, ending)
             connection.hset(RQJob.key_for(job.id), "status", "failed")  # as RQ's own clean-up does
             assert ended.result(PATIENCE) == job
+
+    def test_a_job_that_vanishes_is_seen_while_others_go_on_ending(
+        self, redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Given a stream that is never silent for as long as one blocking read."""
+        monkeypatch.setattr(job_module, "_LONGEST_BLOCK", 0.3)
+        job = submit(messages=HI)
+        ending = as_completed([job], timeout=PATIENCE)
+        over = threading.Event()
+
+        def tell_of_others() -> None:
+            while not over.wait(0.02):
+                connection.xadd(keys.COMPLETIONS, {"job": "another", "status": "finished"})
+
+        with ThreadPoolExecutor(2) as pool:
+            ended = pool.submit(next, ending)
+            eventually(lambda: any(c["cmd"] == "xread" for c in connection.client_list()))
+            pool.submit(tell_of_others)
+            connection.delete(RQJob.key_for(job.id))
+            try:
+                assert ended.result(PATIENCE / 4) == job
+            finally:
+                over.set()
 
     def test_jobs_of_two_servers_are_refused(self, redis_url: str) -> None:
         with pytest.raises(ValueError, match="live in 2 Redis servers"):
