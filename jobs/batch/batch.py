@@ -121,6 +121,7 @@ class Batch:
         self.tally = tally
         if self._state.run is None or not self._outputs.answers.exists():
             self._state.start()
+        self.flight.batch = self._state.run
         self._outputs.create()
         try:
             self._fly(watch)

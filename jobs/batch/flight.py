@@ -17,13 +17,14 @@ from rq.job import Job as RQJob
 from rq.results import Result
 
 from mlx_rq.jobs.batch.lines import Line, prepare_line
-from mlx_rq.jobs.batch.lookup import note_of, result_of, submitted_before, withdraw
+from mlx_rq.jobs.batch.lookup import note_of, result_of, submitted_before
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job, ended_among
 from mlx_rq.jobs.openai.answers import Usage, usage_of
-from mlx_rq.jobs.openai.errors import JobNotFound, QueueFull, RedisUnavailable, RequestError
+from mlx_rq.jobs.openai.errors import QueueFull, RequestError
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP, enqueue
 from mlx_rq.jobs.queue.options import JobOptions
@@ -47,8 +48,8 @@ class Flight:
     """Lines on their way through the queue.
 
     `key_of` gives a line its idempotency key: a line that was submitted before under its key is
-    found again, not submitted twice. `note` says what everything waits for, if anything; `answers`
-    and `usage` tell what has been generated.
+    found again, not submitted twice. `batch` names in Redis what they are a part of. `note` says
+    what everything waits for, if anything; `answers` and `usage` tell what has been generated.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Flight:
         self._full: str | None = None  # why Redis takes no more lines at the moment
         self._stopped: RequestError | None = None
         self._unwanted: list[str] = []  # jobs that are taken out of the queue if no worker has them
+        self.batch: str | None = None
         self.note: str | None = None
         self.answers = 0
         self.usage = Usage(0, 0, 0)
@@ -140,9 +142,8 @@ class Flight:
 
     def cancel(self) -> None:
         """Ends the jobs that are on their way, because nobody will read their answers."""
-        for job_id in list(self._running):
-            with suppress(RedisUnavailable, RedisError, JobNotFound):
-                Job(job_id, self._redis_url).cancel()
+        with suppress(RedisError):
+            cancel_jobs(self._connection, self._running)
 
     def stop(self, error: RequestError) -> None:
         """Lets what a worker has begun finish; all other lines end with this error.
@@ -195,15 +196,14 @@ class Flight:
                 else:
                     self._running[job_id] = number, line
                     self._unwanted.append(job_id)
-        while self._unwanted:
-            withdraw(Job(self._unwanted[-1], self._redis_url))
-            self._unwanted.pop()  # not before: Redis may go away meanwhile
+        cancel_jobs(self._connection, self._unwanted, only_waiting=True)
+        self._unwanted.clear()  # not before: Redis may go away meanwhile
 
     def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
         line_keys = None if self._key_of is None else [self._key_of(line) for _, line in chunk]
         try:
             jobs = [with_history(self._prepared[number], self._redis_url) for number, _ in chunk]
-            job_ids = enqueue(self._connection, jobs, self._options, line_keys)
+            job_ids = enqueue(self._connection, jobs, self._options, line_keys, self.batch)
         except QueueFull as error:
             self._wait_for_room(chunk, error)
             return

@@ -1,7 +1,6 @@
 """What a batch asks Redis about its jobs, and takes back of what it submitted."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from redis import Redis
@@ -23,13 +22,6 @@ def submitted_before(connection: Redis, idempotency_keys: Sequence[str]) -> list
             pipe.exists(RQJob.key_for(job_id or ""), keys.result(job_id or ""))
         left = pipe.execute()
     return [job_id if count else None for job_id, count in zip(found, left, strict=True)]
-
-
-def withdraw(job: Job) -> None:
-    """Cancels a job that no worker has begun; leaves any other alone."""
-    with suppress(JobNotFound):
-        if job.status() == "queued":
-            job.cancel()
 
 
 def result_of(job: Job) -> Any:

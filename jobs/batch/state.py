@@ -38,6 +38,11 @@ class State:
             sync(self._file)
 
 
+def state_of(output: Path) -> Path:
+    """Names the state file of an output."""
+    return output.with_name(f"{output.name}.state")
+
+
 @contextmanager
 def open_state(path: Path, output: str) -> Iterator[State]:
     """Opens the state of an output and keeps others from it while the block runs.

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 from redis import Redis
-from rq.command import send_command
 from rq.exceptions import NoSuchJobError
 from rq.job import Job as RQJob
 from rq.job import JobStatus
@@ -26,9 +25,8 @@ from mlx_rq.jobs.openai.errors import (
 )
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.finish import finish_job
-from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob, Payload, read_payload
 from mlx_rq.jobs.queue.waiting import wait_for_end
 from mlx_rq.jobs.queue.workers import workers_for
@@ -196,33 +194,13 @@ class Job:
     def cancel(self) -> bool:
         """Ends the job without an answer, also where a worker is at it already.
 
-        Returns whether this call ended it: False where it had ended before.
+        Returns whether this call ended it: False where it had ended before. Raises JobNotFound.
         """
-        connection = self._connection
-        with reachable(connection):
-            origin, ttl = connection.hmget(RQJob.key_for(self.id), "origin", "result_ttl")
-            queue_name = as_text(origin or b"")
-            if not keys.is_ours(queue_name):  # there is no such job, or it is another program's
-                raise JobNotFound(self.id)
-            error = error_object("The job was cancelled.", code="cancelled", type="cancelled")
-            reply, *holders = finish_job(
-                connection,
-                connection,
-                job_id=self.id,
-                queue_name=queue_name,
-                ending="canceled",
-                outcome={"error": error},
-                result_ttl=int(ttl or DEFAULT_RESULT_TTL),
-            )
-            for worker, execution in zip(holders[::2], holders[1::2], strict=True):
-                send_command(
-                    connection,
-                    worker.decode(),
-                    "stop-execution",
-                    job_id=self.id,
-                    execution_id=execution.decode(),
-                )
-        return bool(reply == b"ended")
+        with reachable(self._connection):
+            cancelled = cancel_jobs(self._connection, [self.id])
+        if self.id in cancelled.unknown:
+            raise JobNotFound(self.id)
+        return self.id in cancelled.ended
 
     def payload(self) -> Payload:
         """Reads what was submitted: its kind and its body. Raises JobNotFound."""
@@ -272,10 +250,7 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
     waiting = {job.id: job for job in jobs}
     if not waiting:
         return
-    urls = {job.redis_url for job in waiting.values()}
-    if len(urls) > 1:
-        raise ValueError(f"the jobs live in {len(urls)} Redis servers; wait for each server's jobs")
-    connection = connect(urls.pop())
+    connection = connect(_one_url(waiting.values()))
     deadline = None if timeout is None else time.monotonic() + timeout
     with reachable(connection):
         newest = connection.xrevrange(keys.COMPLETIONS, count=1)
@@ -301,6 +276,30 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                 # Ends that the stream does not tell: trimmed, RQ's own, or the job is gone.
                 ended += ended_among(connection, list(waiting))
                 look_at = time.monotonic() + _LONGEST_BLOCK
+
+
+def cancel_many(jobs: Iterable[Job], *, only_waiting: bool = False) -> list[Job]:
+    """Ends jobs without an answer, hundreds in one step; returns those that this call ended.
+
+    With `only_waiting`, what a worker has begun goes on. Jobs that had ended before, or are no
+    more, are passed by. All must live in one Redis. Raises RedisUnavailable; what was ended until
+    then stays so.
+    """
+    distinct = list(dict.fromkeys(jobs))
+    if not distinct:
+        return []
+    connection = connect(_one_url(distinct))
+    with reachable(connection):
+        job_ids = [job.id for job in distinct]
+        ended = cancel_jobs(connection, job_ids, only_waiting=only_waiting).ended
+    return [job for job in distinct if job.id in ended]
+
+
+def _one_url(jobs: Iterable[Job]) -> str:
+    urls = {job.redis_url for job in jobs}
+    if len(urls) > 1:
+        raise ValueError(f"the jobs live in {len(urls)} Redis servers; wait for each server's jobs")
+    return urls.pop()
 
 
 def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:

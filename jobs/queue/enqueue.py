@@ -36,12 +36,14 @@ def enqueue(
     prepared: Sequence[Prepared],
     options: JobOptions,
     idempotency_keys: Sequence[str] | None = None,
+    batch: str | None = None,
 ) -> list[str]:
     """Enqueues jobs, hundreds in one step; returns their ids, which cannot be guessed.
 
     With idempotency keys, one for each and all different, a job that was made before under its key
-    is found again. Raises QueueFull, where the operator's limits leave no room for all, before
-    anything is enqueued, and IdempotencyConflict where a key was used for another body.
+    is found again. `batch` names what they are a part of, so that all of it can be found. Raises
+    QueueFull, where the operator's limits leave no room for all, before anything is enqueued, and
+    IdempotencyConflict where a key was used for another body.
     """
     if idempotency_keys is not None:
         _check_keys(idempotency_keys, len(prepared))
@@ -49,7 +51,7 @@ def enqueue(
     bytes_coming = sum(len(item.encoded) for item in prepared)
     for start in range(0, len(prepared), JOBS_PER_STEP):
         part = slice(start, start + JOBS_PER_STEP)
-        step = _Step(connection, options)
+        step = _Step(connection, options, batch)
         for index, item in enumerate(prepared[part], start):
             step.add(item, None if idempotency_keys is None else idempotency_keys[index])
         later = max(0, len(prepared) - part.stop)
@@ -88,8 +90,9 @@ class _Group(NamedTuple):
 class _Step:
     """The jobs of one call of `enqueue.lua`."""
 
-    def __init__(self, connection: Redis, options: JobOptions) -> None:
+    def __init__(self, connection: Redis, options: JobOptions, batch: str | None) -> None:
         self._connection = connection
+        self._batch = batch
         self._options = options
         self._submitted_at = time.time()
         self._groups: dict[tuple[str, Priority, str], _Group] = {}
@@ -156,6 +159,7 @@ class _Step:
             "submitted_at": self._submitted_at,
             "prefix": affinity,
             **({"webhook": options.webhook} if options.webhook is not None else {}),
+            **({"batch": self._batch} if self._batch is not None else {}),
         }
         written: bytes = SERIALIZER.dumps(meta)
         return written.removesuffix(b"}")

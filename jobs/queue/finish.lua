@@ -37,7 +37,7 @@ for _, id in ipairs(redis.call('ZRANGE', executions, 0, -1)) do
   redis.call('DEL', given.execution_prefix .. composite)
 end
 redis.call('DEL', executions)
-if status == 'queued' then redis.call('LREM', queue, 0, given.job_id) end
+if status == 'queued' and not given.left_in_list then redis.call('LREM', queue, 0, given.job_id) end
 
 redis.call('SET', result, answer, 'EX', given.result_ttl)
 redis.call('HSET', job, 'status', given.status, 'ended_at', given.ended_at)

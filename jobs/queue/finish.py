@@ -44,6 +44,8 @@ class FinishArguments:
     job_id: str
     execution_id: str | None
     """The lease's; None: the job is cancelled, whoever has it."""
+    left_in_list: bool
+    """Whether the caller takes the job out of its queue's list."""
     status: FinishState
     result_ttl: int
     expires_at: int
@@ -58,8 +60,24 @@ class FinishArguments:
     worker_suffix: str
 
 
-def finish_job(
-    pipe: Pipeline | Redis,
+class FinishCall(NamedTuple):
+    """What `finish.lua` is called with."""
+
+    keys: list[str]
+    arguments: list[Any]
+
+
+def finish_job(pipe: Pipeline | Redis, connection: Redis, **ending: Any) -> Any:
+    """Ends a job as `finish_call` describes it; returns the script's reply (`finish.lua`).
+
+    Sent through `pipe`, which may be a pipeline that ends many.
+    """
+    call = finish_call(connection, **ending)
+    script = connection.register_script(load_script(__package__, "finish.lua"))
+    return script(keys=call.keys, args=call.arguments, client=pipe)
+
+
+def finish_call(
     connection: Redis,
     *,
     job_id: str,
@@ -68,11 +86,12 @@ def finish_job(
     outcome: Mapping[str, Any],
     result_ttl: int,
     lease: Lease | None = None,
-) -> Any:
-    """Ends a job: `outcome`, the response object or `{"error": …}`, becomes its result.
+    left_in_list: bool = False,
+) -> FinishCall:
+    """Says how a job ends: `outcome`, the response object or `{"error": …}`, becomes its result.
 
-    Sent through `pipe`, which may be a pipeline that ends many. With a lease, only while that is
-    held. The script's reply is described in `finish.lua`. `result_ttl` in seconds.
+    With a lease, it ends only while that is held. `result_ttl` in seconds. With `left_in_list`, the
+    caller takes a job that waits out of its queue's list.
     """
     names = key_names(queue_name)
     holder = "" if lease is None else lease.worker_name
@@ -92,6 +111,7 @@ def finish_job(
     arguments = FinishArguments(
         job_id=job_id,
         execution_id=lease and lease.execution_id,
+        left_in_list=left_in_list,
         status=ending,
         result_ttl=result_ttl,
         expires_at=current_timestamp() + result_ttl,
@@ -104,12 +124,8 @@ def finish_job(
     # Models may write half of a surrogate pair, which UTF-8 cannot say.
     answer = json.dumps(outcome, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     rq_result = _rq_result(job_id, connection, ending, outcome, lease, ended_at)
-    script = connection.register_script(load_script(__package__, "finish.lua"))
-    return script(
-        keys=script_keys,
-        args=[by_name(arguments), answer, *chain.from_iterable(rq_result.items())],
-        client=pipe,
-    )
+    fields = chain.from_iterable(rq_result.items())
+    return FinishCall(script_keys, [by_name(arguments), answer, *fields])
 
 
 class KeyParts(NamedTuple):

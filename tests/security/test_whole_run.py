@@ -28,10 +28,13 @@ PASSWORD = "s3cret-w0rd"
 ROLES = ("producer", "server", "worker")
 
 SCRIPTS = {
-    "producer": ("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+    "producer": (
+        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+        *("jobs/queue/cancel.lua", "jobs/queue/sweep.lua"),
+    ),
     "server": (
-        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
-        *("jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
+        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+        *("jobs/queue/cancel.lua", "jobs/queue/sweep.lua", "jobs/queue/webhooks.lua"),
     ),
     "worker": (
         "jobs/queue/finish.lua",

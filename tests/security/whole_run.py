@@ -125,6 +125,7 @@ def _command_line(url: str, folder: Path) -> None:
         ("status",),
         ("status", "--json"),
         ("limits",),
+        ("cancel", "--queued", "--yes"),
         ("batch", str(lines), "-o", str(folder / "out.jsonl"), "--quiet"),
     ):
         ran = CliRunner().invoke(main, arguments, env={"MLX_RQ_REDIS_URL": url})

@@ -18,7 +18,7 @@ from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Order, Tally
 from mlx_rq.jobs.batch.dataset import Dataset
 from mlx_rq.jobs.batch.files import Outputs, PipedOutputs
 from mlx_rq.jobs.batch.lines import BatchFile, Source
-from mlx_rq.jobs.batch.state import State, open_state
+from mlx_rq.jobs.batch.state import State, open_state, state_of
 from mlx_rq.jobs.batch.tables import TemplatedRows, needs_pyarrow, open_table
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
@@ -190,7 +190,7 @@ def _places(input_name: str, output: str, options: Mapping[str, Any]) -> _Places
     path, errors = Path(output), _errors_path(input_name, output, options)
     if not path.name or not path.parent.is_dir():
         raise click.UsageError(f"-o: there is no folder {path.parent} to write {output} into")
-    state = path.with_name(f"{path.name}.state")
+    state = state_of(path)
     if path.suffix == ".jsonl":
         apart = None if options["together"] else errors or path.with_suffix(".errors.jsonl")
         for other, name in ((Path(input_name), "INPUT"), (apart, "--errors")):

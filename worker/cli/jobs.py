@@ -1,7 +1,6 @@
-"""Commands for producers: submit, result, cancel, status. They need Redis, not MLX."""
+"""Commands for producers: submit, result, status. They need Redis, not MLX."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
@@ -10,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mlx_rq.jobs.client import submit as submit_module
-from mlx_rq.jobs.client.job import Job, fetch
+from mlx_rq.jobs.client.job import fetch
 from mlx_rq.jobs.openai.answers import said_in
-from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
+from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option
@@ -147,30 +146,6 @@ def _text_or_calls(text: str | None, calls: Any) -> str:
 
 
 @click.command()
-@click.argument("job_ids", nargs=-1, required=True)
-@json_option
-@redis_option
-def cancel(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
-    """End jobs without an answer, whether they wait or run."""
-    ended: dict[str, bool] = {}
-    unknown: list[JobNotFound] = []
-    for job_id in job_ids:
-        try:
-            ended[job_id] = Job(job_id, redis_url).cancel()
-        except JobNotFound as error:
-            unknown.append(error)
-    if as_json and ended:
-        print_json([{"id": job_id, "cancelled": now} for job_id, now in ended.items()])
-    elif not as_json:
-        for job_id, now in ended.items():
-            click.echo(f"{job_id} {'cancelled' if now else 'had ended before'}")
-    if unknown and as_json and ended:
-        sys.exit(1)  # they are not in the list
-    if unknown:
-        raise unknown[0]
-
-
-@click.command()
 @click.argument("job_id", required=False)
 @json_option
 @redis_option
@@ -230,4 +205,4 @@ def _print_overview(state: dict[str, Any]) -> None:
         console.print(f"note: {note}", highlight=False)
 
 
-COMMANDS = (submit, result, cancel, status)
+COMMANDS = (submit, result, status)

@@ -23,7 +23,7 @@ from mlx_rq.jobs.openai.errors import (
     error_object,
 )
 from mlx_rq.jobs.openai.sizes import max_body_bytes
-from mlx_rq.worker.cli import batch, demo, jobs, model, queue, serve, up, worker
+from mlx_rq.worker.cli import batch, cancel, demo, jobs, model, queue, serve, up, worker
 from mlx_rq.worker.cli.common import AS_JSON, option
 
 
@@ -99,6 +99,6 @@ def main(log_level: str) -> None:
         logging.getLogger(noisy).setLevel("WARNING")
 
 
-for module in (up, worker, serve, demo, jobs, batch, queue, model):
+for module in (up, worker, serve, demo, jobs, cancel, batch, queue, model):
     for command in module.COMMANDS:
         main.add_command(command)

@@ -398,21 +398,22 @@ class TestStopped:
     ) -> None:
         monkeypatch.setattr(batch_run, "_RETRY_SECONDS", 0.0)
         next(flight(redis_url, key_of=key_of).run(lines(3)))
-        whole = batch_run.withdraw
-        calls = []
+        whole = batch_run.cancel_jobs
+        calls: list[list[str]] = []
 
-        def failing(job: Job) -> None:
-            calls.append(job)
-            if len(calls) == 2:
+        def failing(connection: Redis, job_ids: list[str], **how: Any) -> Any:
+            calls.append(list(job_ids))
+            if len(calls) == 1:
+                whole(connection, job_ids[:1], **how)
                 raise RedisUnavailable("No Redis: it is away for a moment.")
-            whole(job)
+            return whole(connection, job_ids, **how)
 
-        monkeypatch.setattr(batch_run, "withdraw", failing)
+        monkeypatch.setattr(batch_run, "cancel_jobs", failing)
         again = flight(redis_url, key_of=key_of)
         again.stop(STOPPED)
         ended = flatten(again.run(lines(4)))
         assert self.stopped(ended) == [True] * 4
-        assert len(calls) == 4
+        assert [len(job_ids) for job_ids in calls] == [3, 3]
 
 
 def test_a_turn_ends_within_a_second_or_so_where_nothing_happens(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_helpers import batch_lines, write_jsonl
 from click.testing import CliRunner, Result
 from fakes import PATIENCE, FakeEngine, StartWorker, failure
 from redis import Redis
@@ -16,6 +17,10 @@ from rq import Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, submit
+from mlx_rq.jobs.batch.batch import Batch, BatchOptions
+from mlx_rq.jobs.batch.files import Outputs
+from mlx_rq.jobs.batch.lines import BatchFile
+from mlx_rq.jobs.batch.state import open_state, state_of
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 from mlx_rq.jobs.queue.payload import read_payload
@@ -373,6 +378,50 @@ class TestCancel:
         result = run("cancel", "none", job.id, "--json")
         assert result.exit_code == 1
         assert json.loads(result.stdout) == [{"id": job.id, "cancelled": False}]
+
+
+class TestCancelMany:
+    def test_all_that_wait_once_it_was_asked(self, run: Run) -> None:
+        jobs = [submit(messages=HI, model=model) for model in ("a", "a", "b")]
+        refused = run("cancel", "--queued", input="n\n")
+        assert refused.exit_code == 1
+        assert "Cancel 3 jobs that wait? [y/N]" in refused.stderr
+        assert [job.status() for job in jobs] == ["queued"] * 3
+        assert run("cancel", "--queued", input="y\n").stdout == "3 jobs cancelled\n"
+        assert [job.status() for job in jobs] == ["cancelled"] * 3
+        assert run("cancel", "--queued").stdout == "0 jobs cancelled\n"
+
+    def test_those_of_a_model(self, run: Run) -> None:
+        jobs = [submit(messages=HI, model=model) for model in ("a", "a", "b")]
+        cancelled = run("cancel", "--model", "a", "--yes", "--json")
+        assert json.loads(cancelled.stdout) == {"cancelled": 2}
+        assert jobs[2].status() == "queued"
+
+    def test_those_of_a_batch(self, run: Run, tmp_path: Path) -> None:
+        alone = submit(messages=HI)
+        lines = write_jsonl(tmp_path / "in.jsonl", batch_lines(3))
+        output = tmp_path / "out.jsonl"
+        with open_state(state_of(output), "out") as state:
+            batch = Batch(BatchFile(lines, "in", {}), Outputs(output, None), state, BatchOptions())
+            running = run("cancel", "--batch", str(output), "--yes")
+            batch.run(Batch.stop)
+        assert "Another `mlx-rq batch` is writing" in running.stderr
+        assert run("cancel", "--batch", str(output), "--yes").stdout == "3 jobs cancelled\n"
+        assert alone.status() == "queued"
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], "name jobs by their ids, or many with --queued, --model or --batch"),
+            (["x", "--queued"], "name jobs by their ids, or many with"),
+            (["--queued", "--json"], "--json asks nothing: add --yes"),
+            (["--batch", "none.jsonl", "--yes"], "there is no none.jsonl.state; name the file"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_said(self, run: Run, arguments: list[str], words: str) -> None:
+        result = run("cancel", *arguments)
+        assert result.exit_code == 2
+        assert words in result.stderr
 
 
 class TestStatus:
