@@ -223,6 +223,17 @@ def test_a_valkey_that_dies_ends_all_with_an_error(start_up: StartCommand) -> No
     assert up.all_gone()
 
 
+def test_one_that_is_killed_takes_all_its_parts_along(start_up: StartCommand) -> None:
+    up = start_up()
+    up.until_supervised()
+    alone(up, signal.SIGKILL)
+    up.wait()
+    eventually(up.all_gone, "the end of all")
+    assert embedded_url(up.folder) is None
+    assert "Redis" not in up.said, "Valkey was there until the others had gone"
+    assert "Traceback" not in up.said
+
+
 def test_a_demo_that_is_killed_leaves_nothing_behind(start: StartCommand) -> None:
     demo = start("demo")
     demo.until("jobs submitted to")

@@ -25,6 +25,7 @@ from mlx_rq.jobs.openai.errors import (
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 from mlx_rq.worker.cli import batch, cancel, demo, jobs, model, queue, serve, up, worker
 from mlx_rq.worker.cli.common import AS_JSON, option
+from mlx_rq.worker.cli.processes import stop_with_parent
 
 
 class _Group(click.Group):
@@ -93,6 +94,7 @@ def main(log_level: str) -> None:
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
+    stop_with_parent()
     max_body_bytes()  # a wrong MLX_RQ_MAX_BODY is said at once, not by every job
     # These speak once for every request or connection.
     for noisy in ("rq.worker", "rq.registry", "httpx", "filelock", "transformers"):

@@ -1,15 +1,47 @@
-"""Our own commands as child processes of another one: of `worker`, `up` and `demo`."""
+"""Our own commands as child processes of another one: of `worker`, `up` and `demo`.
+
+A part of `up` or `demo` stops when that is gone, also where it was killed: a pipe between the two
+tells.
+"""
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
+
+PARENT_VARIABLE = "MLX_RQ_PARENT_PIPE"
+"""Names the file descriptor of a pipe that ends with the parent."""
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    """Gives the two ends of a pipe, to read and to write, for as long as the block runs."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def stop_with_parent() -> None:
+    """From now on this process gets a SIGTERM when the command that it is a part of is gone."""
+    if (number := os.environ.pop(PARENT_VARIABLE, None)) is not None:
+        watch = threading.Thread(target=_watch, args=(int(number),), name="parent", daemon=True)
+        watch.start()
+
+
+def _watch(line: int) -> None:
+    with suppress(OSError):
+        os.read(line, 1)  # nothing is ever written: this returns when the other end is closed
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def program_of(command: str, options: Mapping[str, Any], log_level: str) -> list[str]:
@@ -26,27 +58,39 @@ def environment_with(redis_url: str) -> dict[str, str]:
 
 @contextmanager
 def child_process(
-    command: str, redis_url: str, options: Mapping[str, Any], log_level: str = "info"
+    command: str,
+    redis_url: str,
+    options: Mapping[str, Any],
+    log_level: str = "info",
+    *,
+    holds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs one of our commands as a child while the block runs; it then stops in good order."""
+    """Runs one of our commands as a child while the block runs; it then stops in good order.
+
+    `holds` are file descriptors that stay open for as long as it lives.
+    """
     program = program_of(command, options, log_level)
     process = None
-    try:
-        with undisturbed():
-            process = _start(program, environment_with(redis_url))
-        yield process
-    finally:
-        if process is not None:
-            if process.poll() is None:
-                process.terminate()
-            process.wait()
+    with pipe() as (told, _):
+        environment = {**environment_with(redis_url), PARENT_VARIABLE: str(told)}
+        try:
+            with undisturbed():
+                process = _start(program, environment, [told, *holds])
+            yield process
+        finally:
+            if process is not None:
+                if process.poll() is None:
+                    process.terminate()
+                process.wait()
 
 
-def _start(program: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    program: list[str], environment: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     # A terminal that closes says so to everybody in it, but we end our children one after the
     # other.
     with unheard_by_children(signal.SIGHUP):
-        return subprocess.Popen(program, env=environment)
+        return subprocess.Popen(program, env=environment, pass_fds=descriptors)
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:

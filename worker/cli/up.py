@@ -15,7 +15,7 @@ from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
 from mlx_rq.worker.cli.common import data_folder, needs_extra, option
 from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.ports import is_free
-from mlx_rq.worker.cli.processes import child_process
+from mlx_rq.worker.cli.processes import child_process, pipe
 from mlx_rq.worker.cli.serve import DEFAULT_HTTP_PORT
 from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
 from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
@@ -38,7 +38,7 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
 
     The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
     still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
-    part ends by itself, the others end too.
+    part ends by itself, or this process is killed, the others end too.
     """
     ensure_model(options["model"])
     folder = data_folder(data_dir)
@@ -46,16 +46,21 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
         with needs_extra("http"):
             import mlx_rq.api_stub.server  # noqa: F401 (found missing here, not in the child)
     with stopped_by_signals(), ExitStack() as running:
-        url = running.enter_context(embedded_valkey(folder / FOLDER, port))
+        # The queue goes when all who use it have gone: this process, the server and the worker.
+        unused, used = running.enter_context(pipe())
+        valkey = embedded_valkey(folder / FOLDER, port, stop_after=unused)
+        url = running.enter_context(valkey)
         _say_where(url, folder)
         server = None
         if http:
             _check_http_port(http_port)
             serve = {"http_port": http_port, "data_dir": folder}
-            server = running.enter_context(child_process("serve", url, serve, log_level="warning"))
+            server = running.enter_context(
+                child_process("serve", url, serve, log_level="warning", holds=[used])
+            )
             click.echo(f"server: http://127.0.0.1:{http_port}/v1", err=True)
         worker = running.enter_context(
-            child_process("worker", url, {**options, "data_dir": folder})
+            child_process("worker", url, {**options, "data_dir": folder}, holds=[used])
         )
         code = _until_the_end(worker, server, folder)
     if code:

@@ -5,13 +5,15 @@ user can read. The server gets it through a pipe: no command line and no log sho
 """
 
 import json
+import logging
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -23,39 +25,58 @@ from mlx_rq.files import lock, replacing
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue.discovery import LOCK_FILE, URL_FILE
 from mlx_rq.worker.cli.ports import is_free
+from mlx_rq.worker.cli.processes import pipe
 from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
+
+logger = logging.getLogger("mlx_rq.worker")
 
 DEFAULT_PORT = 6379
 
 LOG_FILE = "valkey.log"
+PID_FILE = "valkey.pid"
+OWNER_FILE = "owner"
+"""Locked by the process that started the server, for as long as that process lives."""
 
 _START_SECONDS = 10.0
 """Until the server answers; reading a long append-only file does not count."""
 
 _STOP_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
 
 
 @contextmanager
-def embedded_valkey(data_dir: Path, port: int | None = DEFAULT_PORT) -> Iterator[str]:
+def embedded_valkey(
+    data_dir: Path, port: int | None = DEFAULT_PORT, *, stop_after: int | None = None
+) -> Iterator[str]:
     """Runs valkey-server on loopback while the block runs; gives its URL, with the password.
 
     Every accepted job is in an append-only file below `data_dir` within a second, and is there at
-    the next start. `port` None takes a free one. Raises RedisUnavailable where it cannot start.
+    the next start. `port` None takes a free one. Where this process is killed, the server stops
+    once `stop_after`, by default this process's own pipe, is closed by all who could write to it.
+    Raises RedisUnavailable where it cannot start.
     """
     binary = _binary()
     data_dir.mkdir(parents=True, exist_ok=True)
     data_dir.chmod(0o700)  # the jobs lie in it
-    with (data_dir / LOCK_FILE).open("ab") as locked:
+    with ExitStack() as stack:
+        _own(stack.enter_context((data_dir / OWNER_FILE).open("a+b")), data_dir)
+        locked = stack.enter_context((data_dir / LOCK_FILE).open("ab"))
         _take(locked, data_dir)
         url = _url(data_dir, port)
-        process = None
+        if stop_after is None:
+            stop_after, _ = stack.enter_context(pipe())
+        process = keeper = None
         try:
             with undisturbed():
                 process = _start(binary, data_dir, url, locked.fileno())
+                keeper = _start_keeper(process, stop_after)
             locked.close()  # from now on only the server holds it
             _wait_until_ready(process, url, data_dir)
             yield url
         finally:
+            if keeper is not None:
+                keeper.kill()
+                keeper.wait()
             if process is not None:
                 _stop(process)
 
@@ -72,16 +93,48 @@ def _binary() -> Path:
     return path
 
 
+def _own(file: IO[bytes], data_dir: Path) -> None:
+    """Takes the data folder for this process; raises RedisUnavailable where another has it."""
+    if not lock(file):
+        file.seek(0)
+        raise RedisUnavailable(
+            f"An embedded Valkey runs on {data_dir} already, started by process "
+            f"{file.read().decode() or '?'}. `mlx-rq worker` and `mlx-rq submit` find it by "
+            "themselves; or choose another --data-dir and --port."
+        )
+    file.truncate(0)
+    file.write(str(os.getpid()).encode())
+    file.flush()
+
+
 def _take(file: IO[bytes], data_dir: Path) -> None:
-    """Takes the data folder for one server. A producer that looks has it for a moment only."""
-    for _ in range(20):
-        if lock(file):
-            return
-        time.sleep(0.05)
+    """Takes the lock for a new server; one that was left by a process that was killed is ended."""
+    if _is_free_within(_LOOK_SECONDS, file):
+        return
+    logger.warning("a Valkey was left running on %s: it is ended, and its data kept", data_dir)
+    with suppress(OSError, ValueError, RedisError):
+        url = (data_dir / URL_FILE).read_text().strip()
+        with Redis.from_url(url, socket_timeout=_LOOK_SECONDS) as connection:
+            connection.shutdown()
+    if _is_free_within(_STOP_SECONDS, file):
+        return
+    pid = ""
+    with suppress(OSError):
+        pid = (data_dir / PID_FILE).read_text().strip()
     raise RedisUnavailable(
-        f"An embedded Valkey runs on {data_dir} already. `mlx-rq worker` and `mlx-rq submit` find "
-        "it by themselves; or choose another --data-dir and --port."
+        f"A Valkey was left running on {data_dir} and does not end when it is told to: end its "
+        f"process{pid and f' with `kill {pid}`'}, and try again."
     )
+
+
+def _is_free_within(seconds: float, file: IO[bytes]) -> bool:
+    """Takes a lock. A producer that looks has it for a moment only."""
+    deadline = time.monotonic() + seconds
+    while not lock(file):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _url(data_dir: Path, port: int | None) -> str:
@@ -127,6 +180,13 @@ def _start(binary: Path, data_dir: Path, url: str, locked: int) -> subprocess.Po
     return process
 
 
+def _start_keeper(server: subprocess.Popen[bytes], line: int) -> subprocess.Popen[bytes]:
+    """Starts what ends the server when nobody is left who could write to a pipe."""
+    script = 'read -r nothing; kill -TERM "$1"'
+    with unheard_by_children(signal.SIGINT, signal.SIGHUP):
+        return subprocess.Popen(["/bin/sh", "-c", script, "sh", str(server.pid)], stdin=line)
+
+
 def _configuration(data_dir: Path, url: str) -> str:
     address = urlsplit(url)
     settings = {
@@ -135,6 +195,7 @@ def _configuration(data_dir: Path, url: str) -> str:
         "port": str(address.port),
         "requirepass": address.password or "",
         "dir": str(data_dir.resolve()),
+        "pidfile": str(data_dir.resolve() / PID_FILE),
         "save": "",
         "appendonly": "yes",
         "appendfsync": "everysec",

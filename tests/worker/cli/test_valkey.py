@@ -1,9 +1,12 @@
 """The embedded Valkey: loopback, a password that nobody sees, found by those on this machine."""
 
 import os
+import signal
 import stat
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +18,8 @@ from redis.exceptions import AuthenticationError
 from mlx_rq import RedisUnavailable, fetch, submit
 from mlx_rq.jobs.queue.connection import DEFAULT_URL, URL_VARIABLE, resolve_url
 from mlx_rq.jobs.queue.discovery import FOLDER, LOCK_FILE, URL_FILE, embedded_url
-from mlx_rq.worker.cli.valkey import LOG_FILE, embedded_valkey
+from mlx_rq.worker.cli import valkey as valkey_module
+from mlx_rq.worker.cli.valkey import LOG_FILE, PID_FILE, embedded_valkey
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -96,7 +100,8 @@ class TestTheServer:
 
     def test_another_server_on_the_same_folder_is_refused(self, data_dir: Path, url: str) -> None:
         again = embedded_valkey(data_dir / FOLDER, port=None)
-        with pytest.raises(RedisUnavailable, match=r"An embedded Valkey runs on .* already"), again:
+        who = rf"An embedded Valkey runs on .* already, started by process {os.getpid()}\."
+        with pytest.raises(RedisUnavailable, match=who), again:
             pass
         assert embedded_url() == url
 
@@ -119,6 +124,73 @@ class TestTheServer:
             pass
         assert (folder / LOG_FILE).stat().st_size > 0
         assert embedded_url() is None
+
+
+@pytest.fixture
+def killed(data_dir: Path) -> Iterator[Callable[[bool], int]]:
+    """Starts a server in a process that is killed, with its keeper or without; gives its pid."""
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from mlx_rq.worker.cli.valkey import embedded_valkey\n"
+        "with embedded_valkey(Path(sys.argv[1]), port=None): print(flush=True); time.sleep(99)"
+    )
+    servers: list[int] = []
+
+    def kill(with_keeper: bool) -> int:
+        command = [sys.executable, "-c", code, str(data_dir / FOLDER)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+            assert owner.stdout is not None
+            owner.stdout.readline()
+            servers.append(int((data_dir / FOLDER / PID_FILE).read_text()))
+            if with_keeper:
+                listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True)
+                lines = [line.split() for line in listed.stdout.decode().splitlines()]
+                (keeper,) = (
+                    int(i) for i, up, name in lines if (int(up), name) == (owner.pid, "sh")
+                )
+                os.kill(keeper, signal.SIGKILL)
+            owner.kill()
+        return servers[0]
+
+    yield kill
+    for pid in servers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class TestWhereWhoStartedItIsKilled:
+    def test_it_ends(self, data_dir: Path, killed: Callable[[bool], int]) -> None:
+        killed(False)
+        eventually(lambda: embedded_url() is None, "the end of the server")
+        assert not (data_dir / FOLDER / PID_FILE).exists()  # in good order
+
+    def test_one_that_was_left_is_taken_over_with_what_it_holds(
+        self, data_dir: Path, killed: Callable[[bool], int]
+    ) -> None:
+        left = killed(True)
+        left_url = embedded_url()
+        job = submit(messages=HI)
+        with embedded_valkey(data_dir / FOLDER, port=None) as url:
+            assert fetch(job.id).status() == "queued"
+            assert left_url is not None
+            assert password_of(url) == password_of(left_url)
+            assert int((data_dir / FOLDER / PID_FILE).read_text()) != left
+
+    def test_one_that_does_not_answer_is_named_by_its_process(
+        self,
+        data_dir: Path,
+        killed: Callable[[bool], int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(valkey_module, "_LOOK_SECONDS", 0.2)
+        monkeypatch.setattr(valkey_module, "_STOP_SECONDS", 0.2)
+        left = killed(True)
+        os.kill(left, signal.SIGSTOP)
+        with (
+            pytest.raises(RedisUnavailable, match=f"end its process with `kill {left}`"),
+            embedded_valkey(data_dir / FOLDER, port=None),
+        ):
+            pass
 
 
 class TestThoseOnTheSameMachine:
