@@ -18,12 +18,12 @@
 
 local queues = KEYS[1]
 local limits, queue_prefix, wake_ups_kept, wake_up_seconds = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- Of a larger submission, sent in parts, this is what comes later; `admitted` are parts after the
--- first one: they were counted with it.
+-- Of a larger submission, sent in parts, this many jobs come later, and with them so many bytes, or
+-- less; `admitted` are parts after the first one: their places are reserved (`reserve.lua`).
 local coming_jobs, coming_bytes, admitted = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
--- `kept`: how many seconds an idempotency record lives.
-local job_prefix, kept = ARGV[8], ARGV[9]
-local FIRST_GROUP = 10
+-- `kept`: how many seconds an idempotency record lives. `submission` names what comes in parts.
+local job_prefix, kept, submission = ARGV[8], ARGV[9], ARGV[10]
+local FIRST_GROUP = 11
 local PER_JOB = 8
 
 local function read_groups()
@@ -79,7 +79,10 @@ local jobs = read_jobs(read_groups())
 local reply, new = {'enqueued'}, {}
 for number, job in ipairs(jobs) do
   local known = made_before(job)
-  if known[2] and known[2] ~= job.body then return {'conflict', number} end
+  if known[2] and known[2] ~= job.body then
+    reserve(submission, 0, 0)
+    return {'conflict', number}
+  end
   if known[1] then
     reply[number + 1] = known[1]
   else
@@ -88,14 +91,18 @@ for number, job in ipairs(jobs) do
   end
 end
 
-if not admitted and #new > 0 and redis.call('EXISTS', limits) == 1 then
+local limited = redis.call('EXISTS', limits) == 1
+if not admitted and #new > 0 and limited then
   local most, coming = limit_of('jobs'), coming_jobs + #new
-  local waiting = most and count_waiting()
+  local reserved_jobs, reserved_bytes = reserved_by_others(submission)
+  local waiting = most and count_waiting() + reserved_jobs
   if most and waiting + coming > most then return {'jobs', waiting, most, coming} end
   most = limit_of('bytes')
-  local used = most and tonumber(string.match(redis.call('INFO', 'memory'), 'used_memory:(%d+)'))
+  local used = most and reserved_bytes
+    + tonumber(string.match(redis.call('INFO', 'memory'), 'used_memory:(%d+)'))
   if most and used + coming_bytes > most then return {'bytes', used, most, coming_bytes} end
 end
+if submission ~= '' and limited then reserve(submission, coming_jobs, coming_bytes) end
 
 local rung = {}
 for _, job in ipairs(new) do

@@ -49,18 +49,20 @@ def enqueue(
         _check_keys(idempotency_keys, len(prepared))
     job_ids: list[str] = []
     bytes_coming = sum(len(item.encoded) for item in prepared)
+    submission = secrets.token_hex(8) if len(prepared) > JOBS_PER_STEP else ""
     for start in range(0, len(prepared), JOBS_PER_STEP):
         part = slice(start, start + JOBS_PER_STEP)
         step = _Step(connection, options, batch)
         for index, item in enumerate(prepared[part], start):
             step.add(item, None if idempotency_keys is None else idempotency_keys[index])
         later = max(0, len(prepared) - part.stop)
-        reply, *told = step.run(later, bytes_coming, admitted=start > 0)
+        reply, *told = step.run(later, bytes_coming, submission, admitted=start > 0)
         if reply == b"conflict" and idempotency_keys is not None:
             raise IdempotencyConflict(idempotency_keys[start + told[0] - 1])
         if reply != b"enqueued":
             raise QueueFull(reply.decode(), *told)
         job_ids += (job_id.decode() for job_id in told)
+        bytes_coming -= sum(len(item.encoded) for item in prepared[part])
     return job_ids
 
 
@@ -115,15 +117,15 @@ class _Step:
         meta = b'%s,"path":"%s"}' % (self._metas[item.affinity], item.path.encode())
         self._jobs += (data, meta, utcformat(now()), item.path)
 
-    def run(self, later: int, bytes_coming: int, *, admitted: bool) -> Any:
+    def run(self, later: int, bytes_coming: int, submission: str, *, admitted: bool) -> Any:
         """Sends it; returns the reply that `enqueue.lua` describes."""
-        text = backlog_script() + load_script(__package__, "enqueue.lua")
-        script = self._connection.register_script(text)
+        pieces = (load_script(__package__, name) for name in ("reserve.lua", "enqueue.lua"))
+        script = self._connection.register_script(backlog_script() + "".join(pieces))
         names = [Queue.redis_queues_keys]
         ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
         arguments: list[Any] = [keys.LIMITS, ours, keys.WAKE_UPS_KEPT, keys.WAKE_UP_SECONDS]
         arguments += [later, bytes_coming, int(admitted), RQJob.key_for("")]
-        arguments.append(LONGEST_WAIT + self._options.result_ttl)
+        arguments += [LONGEST_WAIT + self._options.result_ttl, submission]
         for group in self._groups.values():
             names += (group.queue.key, group.wake_up)
             arguments.append(2 * len(group.record))

@@ -11,6 +11,7 @@
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
     mlx-rq:limits                   hash     what the operator allows (`mlx_rq.jobs.queue.limits`)
+    mlx-rq:reserved                 hash     places kept for large submissions (`reserve.lua`); TTL
     mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
     mlx-rq:stored                   zset     jobs whose completions are listed, by time; trimmed
     mlx-rq:metadata:<job id>        string   new metadata of a stored completion; JSON; TTL

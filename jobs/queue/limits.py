@@ -1,10 +1,9 @@
 """The limits of the queue, which its operator sets once for all producers, in any language.
 
 They lie in Redis, in the hash `mlx-rq:limits`, and `enqueue.lua` goes by them in the step that
-enqueues. So producers that come at the same moment cannot pass a limit together, unless one of
-them sends more than 500 jobs in one call: those are admitted as a whole with the first 500, and
-others may come before the last. Only new jobs are refused: a job that goes back to its queue, and
-every answer, is always taken.
+enqueues. So producers that come at the same moment cannot pass a limit together: of a call with
+more than 500 jobs, which are sent in parts, the places of all are kept (`reserve.lua`). Only new
+jobs are refused: a job that goes back to its queue, and every answer, is always taken.
 """
 
 from collections.abc import Mapping

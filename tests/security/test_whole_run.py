@@ -30,11 +30,12 @@ ROLES = ("producer", "server", "worker")
 SCRIPTS = {
     "producer": (
         *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
-        *("jobs/queue/cancel.lua", "jobs/queue/sweep.lua"),
+        *("jobs/queue/cancel.lua", "jobs/queue/reserve.lua", "jobs/queue/sweep.lua"),
     ),
     "server": (
         *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
-        *("jobs/queue/cancel.lua", "jobs/queue/sweep.lua", "jobs/queue/webhooks.lua"),
+        *("jobs/queue/cancel.lua", "jobs/queue/reserve.lua", "jobs/queue/sweep.lua"),
+        "jobs/queue/webhooks.lua",
     ),
     "worker": (
         "jobs/queue/finish.lua",

@@ -13,9 +13,17 @@ from fakes import FakeEngine, RunningWorker, eventually
 from redis import Redis
 from rq import Queue
 
-from mlx_rq import QueueFull, RedisUnavailable, RequestError, submit, submit_many
+from mlx_rq import (
+    IdempotencyConflict,
+    QueueFull,
+    RedisUnavailable,
+    RequestError,
+    submit,
+    submit_many,
+)
 from mlx_rq.jobs.batch.flight import Flight
 from mlx_rq.jobs.batch.lines import BatchFile, Line
+from mlx_rq.jobs.queue import enqueue as enqueue_module
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP
 from mlx_rq.jobs.queue.limits import Limits, limits_in_use, read_limits, set_limits
@@ -132,6 +140,91 @@ class TestJobs:
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(produce, range(8))) == 10
         assert waiting(connection) == 10
+
+
+class TestReservations:
+    """What comes in parts has its place from the first part on."""
+
+    @pytest.fixture
+    def halfway(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+        """Submits so many jobs, and does something once the first part is in."""
+
+        def submit_in_parts(count: int, then: Callable[[], Any], **options: Any) -> list[Any]:
+            run, pending = enqueue_module._Step.run, [then]
+
+            def run_then(*arguments: Any, **how: Any) -> Any:
+                reply = run(*arguments, **how)
+                if pending:
+                    pending.pop()()
+                return reply
+
+            monkeypatch.setattr(enqueue_module._Step, "run", run_then)
+            return submit_many(bodies(count), **options)
+
+        return submit_in_parts
+
+    def test_others_do_not_take_its_place_between_two_parts(
+        self, connection: Redis, halfway: Callable[..., list[Any]]
+    ) -> None:
+        most = JOBS_PER_STEP + 2
+        set_limits(connection, {"jobs": most})
+
+        def come_between() -> None:
+            submit(messages=HI)
+            with pytest.raises(QueueFull, match=f"{most} jobs wait, 1 would come"):
+                submit(messages=HI)
+
+        assert len(halfway(most - 1, come_between)) == most - 1
+        assert waiting(connection) == most
+        assert not connection.exists("mlx-rq:reserved")
+
+    def test_bytes_are_kept_too(self, connection: Redis, halfway: Callable[..., list[Any]]) -> None:
+        used = limits_in_use(connection)["bytes"]["used"]
+        set_limits(connection, {"bytes": used + 5_000_000})
+        told: list[str] = []
+
+        def come_between() -> None:
+            told.append(connection.hvals("mlx-rq:reserved")[0].decode())
+            connection.hset("mlx-rq:reserved", "another", "1 5000000 9999999999")
+            with pytest.raises(QueueFull, match=r"Redis uses [\d,]+ bytes"):
+                submit(messages=HI)
+
+        halfway(JOBS_PER_STEP + 3, come_between)
+        jobs, size, _ = map(int, told[0].split())
+        assert jobs == 3
+        assert size >= 3 * len(b'{"prompt": "Say 500."}')
+
+    def test_the_place_of_a_producer_that_is_gone_is_free_again(
+        self, redis_url: str, connection: Redis
+    ) -> None:
+        set_limits(connection, {"jobs": 2})
+        seconds, _ = connection.time()
+        connection.hset("mlx-rq:reserved", "gone", f"7 700 {seconds - 1}")
+        connection.hset("mlx-rq:reserved", "odd", "nonsense")
+        connection.hset("mlx-rq:reserved", "goes on", f"1 70 {seconds + 50}")
+        submit(messages=HI)
+        with pytest.raises(QueueFull, match="2 jobs wait"):
+            submit(messages=HI)
+        assert connection.hkeys("mlx-rq:reserved") == [b"goes on"]
+
+    def test_one_that_ends_with_a_conflict_keeps_no_place(
+        self, connection: Redis, halfway: Callable[..., list[Any]]
+    ) -> None:
+        set_limits(connection, {"jobs": 10_000})
+        names = [str(number) for number in range(JOBS_PER_STEP + 1)]
+
+        def use_the_last_key() -> None:
+            submit(messages=HI, idempotency_key=names[-1])
+
+        with pytest.raises(IdempotencyConflict):
+            halfway(len(names), use_the_last_key, idempotency_keys=names)
+        assert not connection.exists("mlx-rq:reserved")
+
+    def test_without_limits_none_is_kept(
+        self, connection: Redis, halfway: Callable[..., list[Any]]
+    ) -> None:
+        halfway(JOBS_PER_STEP + 1, lambda: records(connection))
+        assert not connection.exists("mlx-rq:reserved")
 
 
 class TestBytes:
