@@ -34,6 +34,7 @@ from mlx_rq.worker.integrity import IntegrityChecks
 from mlx_rq.worker.leases.cancellation import Cancellations
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases.keeper import LeaseKeeper
+from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import Count, machine
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.options import WorkerOptions
@@ -99,6 +100,8 @@ class MLXWorker(RQRegistration):
         self._stop_at: float | None = None
         self._lock = threading.Lock()
         self._stats = WindowStats(lambda: engine.totals)
+        holder = self._supervisor_pipe.holder
+        self._name = NameLease(lease_connection, self.name, holder, seconds=2 * options.lease)
         self._leases = LeaseKeeper(
             lease_connection,
             self,
@@ -107,6 +110,7 @@ class MLXWorker(RQRegistration):
             jobs=self._held,
             describe=self.describe,
             recover=self.claims.queues,
+            name=self._name,
         )
 
     def _held(self) -> list[ClaimedJob]:
@@ -135,8 +139,9 @@ class MLXWorker(RQRegistration):
     def run(self) -> int:
         """Works until it is told to stop (or has done what `burst` and `max_jobs` ask for).
 
-        Returns how many jobs it ended.
+        Returns how many jobs it ended. Raises NameTaken.
         """
+        self._name.take()
         self.sign_on()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -151,6 +156,9 @@ class MLXWorker(RQRegistration):
                 self._progress()  # before the first turn too: from now on a silence is a stall
                 self._turn()
             crashed = False
+        except NameTaken:
+            crashed = False
+            raise
         finally:
             self._sign_off("in_flight" if crashed else "no")
         return self._outbox.ended
@@ -198,6 +206,8 @@ class MLXWorker(RQRegistration):
                 self._outbox.put([(job, no_answer(job.id))])
 
     def _done(self) -> bool:
+        if self._name.lost:
+            raise NameTaken(self.name)
         if self._stop_at is not None:
             return not self._jobs or time.monotonic() > self._stop_at
         if self._jobs:
@@ -357,8 +367,12 @@ class MLXWorker(RQRegistration):
             if self._jobs:
                 returned = self.claims.hand_back(self._jobs.values(), count=count)
                 logger.info("handed back %d jobs", returned)
-            self._leases.forget()
-            self.teardown()  # type: ignore[no-untyped-call]
+            if self._name.lost:  # then the records are another's
+                self.unsubscribe()
+            else:
+                self._leases.forget()
+                self.teardown()  # type: ignore[no-untyped-call]
+                self._name.give_up()
         except RedisError as error:
             logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)
         logger.info("worker %s ended %d jobs", self.name, self._outbox.ended)

@@ -7,6 +7,7 @@
     mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes soon
     mlx-rq:idle:<model>             string   a worker that has nothing to do; TTL of seconds
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
+    mlx-rq:name:<worker name>       string   the lease on the name: who has it; TTL
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
     mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
@@ -84,6 +85,11 @@ def idle(model: str) -> str:
 def worker(name: str) -> str:
     """Names the record in which a live worker says what it serves."""
     return f"mlx-rq:worker:{name}"
+
+
+def worker_name(name: str) -> str:
+    """Names the lease on a worker's name."""
+    return f"mlx-rq:name:{name}"
 
 
 def in_flight(name: str) -> str:

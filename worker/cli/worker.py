@@ -23,7 +23,7 @@ from mlx_rq.worker.cli.pause_options import awake_unless, pause_of, pause_option
 from mlx_rq.worker.cli.processes import environment_with, program_of
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import QuietHours
-from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY
+from mlx_rq.worker.process.supervisor_pipe import NAME_TAKEN, REDIS_AWAY
 
 DEMO_MODEL = "smollm2"
 
@@ -203,7 +203,7 @@ def _generate(
     from mlx_rq.engine.models.calibrate import best_batch_size, share_from
     from mlx_rq.engine.models.load import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
-    from mlx_rq.worker.leases.rq_registration import NameTaken
+    from mlx_rq.worker.leases.name import NameTaken
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
     from mlx_rq.worker.worker import MLXWorker
@@ -235,7 +235,8 @@ def _generate(
         try:
             mlx_worker.run()
         except NameTaken as error:
-            raise click.ClickException(str(error)) from None
+            click.echo(f"Error: {error}: choose another --name", err=True)
+            raise SystemExit(NAME_TAKEN) from None
 
 
 COMMANDS = (worker,)

@@ -23,6 +23,7 @@ from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.leases.claim import ClaimedJob
+from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import recover_expired
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -41,6 +42,7 @@ class LeaseKeeper(threading.Thread):
         jobs: Callable[[], list[ClaimedJob]],
         describe: Callable[[], Mapping[str, Any]],
         recover: list[Queue],
+        name: NameLease,
     ) -> None:
         super().__init__(name="leases", daemon=True)
         self._connection = connection
@@ -50,6 +52,7 @@ class LeaseKeeper(threading.Thread):
         self._jobs = jobs
         self._describe = describe
         self._recover = recover
+        self._name = name
         self._redis = RedisRetry(self._redis_failed, seconds=min(RETRY_SECONDS, self.interval))
         self._stopping = threading.Event()
         self.alone = True
@@ -78,6 +81,9 @@ class LeaseKeeper(threading.Thread):
         while not self._stopping.is_set():
             try:
                 self._redis.attempt(self._keep)
+            except NameTaken as error:
+                logger.error("%s: this one was away for too long, and ends", error)
+                return
             except Exception:  # a malformed record in Redis must not end the renewals
                 logger.exception("leases: going on after")
             self._stopping.wait(self._redis.pause or self.interval)
@@ -96,8 +102,9 @@ class LeaseKeeper(threading.Thread):
     def renew(self) -> None:
         """Prolongs all leases and the worker's own record, in one round trip.
 
-        A lease that was lost in the meantime is not taken back.
+        A lease that was lost in the meantime is not taken back. Raises NameTaken.
         """
+        self._name.take()
         with self._connection.pipeline(transaction=False) as pipe:
             self._worker.heartbeat(2 * self._lease_seconds, pipeline=pipe)
             self.say(pipe)

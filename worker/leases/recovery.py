@@ -179,7 +179,8 @@ def reap(connection: Redis, worker_name: str) -> int:
         *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",")),
     ):
         connection.srem(listed_in, record)
-    connection.delete(record, executions, keys.worker(worker_name), keys.in_flight(worker_name))
+    ours = (keys.worker(worker_name), keys.in_flight(worker_name), keys.worker_name(worker_name))
+    connection.delete(record, executions, *ours)
     return returned
 
 

@@ -9,12 +9,9 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS
 from mlx_rq.worker.leases.claim import ClaimedJob
+from mlx_rq.worker.leases.name import NameTaken
 
 logger = logging.getLogger("mlx_rq.worker")
-
-
-class NameTaken(ValueError):
-    """A live worker has this name already."""
 
 
 class RQRegistration(BaseWorker):
@@ -24,8 +21,8 @@ class RQRegistration(BaseWorker):
         """Enters RQ's lists and listens for commands; raises NameTaken."""
         try:
             self.register_birth()  # type: ignore[no-untyped-call]
-        except ValueError as error:
-            raise NameTaken(f"{error}: choose another --name") from None
+        except ValueError:
+            raise NameTaken(self.name) from None
         self.subscribe()  # type: ignore[no-untyped-call]
         self.set_state(WorkerStatus.STARTED)
 

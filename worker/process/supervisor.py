@@ -20,9 +20,17 @@ from types import FrameType
 from redis import Redis
 
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.worker.leases.name import NameLease, new_holder
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, GROWN, REDIS_AWAY, SHRINK_VARIABLE
+from mlx_rq.worker.process.supervisor_pipe import (
+    FD_VARIABLE,
+    GROWN,
+    HOLDER_VARIABLE,
+    NAME_TAKEN,
+    REDIS_AWAY,
+    SHRINK_VARIABLE,
+)
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -109,6 +117,8 @@ class Supervisor:
         self._environment = dict(environment)
         self._options = options
         self._clock = clock
+        self._holder = new_holder()
+        self._name_lease = NameLease(connection, name, self._holder)
         self._life: _Life | None = None
         self._stop = _Stop()
         self._shrink = 0
@@ -140,7 +150,7 @@ class Supervisor:
                 self._end(life)
             self._was_ready = self._was_ready or life.last_progress is not None
             may_work_later = self._was_ready or code == REDIS_AWAY
-            if code == 0 or (code > 0 and not may_work_later):
+            if code in (0, NAME_TAKEN) or (code > 0 and not may_work_later):
                 return code  # it has said itself why
             was_told = self._stop.wanted
             self._until_redis_answers(self._reap)
@@ -163,6 +173,7 @@ class Supervisor:
                     **self._environment,
                     FD_VARIABLE: str(theirs.fileno()),
                     SHRINK_VARIABLE: str(self._shrink),
+                    HOLDER_VARIABLE: self._holder,
                 },
                 pass_fds=[theirs.fileno()],
                 # Signals of the terminal come to us, and we pass them on, once.
@@ -220,6 +231,8 @@ class Supervisor:
             self._life.process.send_signal(signal.SIGTERM)
 
     def _reap(self) -> None:
+        if self._name_lease.is_anothers():  # then the worker never was what its name says
+            return
         returned = reap(self._connection, self._name)
         logger.warning("%d jobs of the dead worker are queued again", returned)
 

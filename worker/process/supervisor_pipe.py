@@ -16,6 +16,12 @@ FD_VARIABLE = "MLX_RQ_SUPERVISOR_PIPE"
 SHRINK_VARIABLE = "MLX_RQ_SHRINK"
 """How many times the batch is to be halved at the start, after crashes that looked like memory."""
 
+HOLDER_VARIABLE = "MLX_RQ_NAME_HOLDER"
+"""As who the worker holds its name: the same after each start."""
+
+NAME_TAKEN = 73
+"""The exit code of a worker whose name another one has (EX_CANTCREAT): it is not tried again."""
+
 REDIS_AWAY = 75
 """The exit code of a worker that found no Redis (EX_TEMPFAIL of sysexits.h): worth another try."""
 
@@ -29,8 +35,11 @@ _BEATS_SECONDS = 0.5
 class SupervisorPipe:
     """The worker's end. Says nothing where there is no supervisor."""
 
-    def __init__(self, line: socket.socket | None, shrink: int = 0) -> None:
+    def __init__(
+        self, line: socket.socket | None, shrink: int = 0, holder: str | None = None
+    ) -> None:
         self._line = line
+        self.holder = holder
         self._last = 0.0
         self.shrink = shrink
 
@@ -39,7 +48,8 @@ class SupervisorPipe:
         """Takes the line that the supervisor left in the environment, so that no child gets it."""
         number = os.environ.pop(FD_VARIABLE, None)
         shrink = int(os.environ.pop(SHRINK_VARIABLE, "0"))
-        return cls(None if number is None else socket.socket(fileno=int(number)), shrink)
+        holder = os.environ.pop(HOLDER_VARIABLE, None)
+        return cls(None if number is None else socket.socket(fileno=int(number)), shrink, holder)
 
     def stop_with_supervisor(self) -> None:
         """From now on this process gets a SIGTERM when its supervisor dies: nobody watches it."""

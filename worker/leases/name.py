@@ -1,0 +1,53 @@
+"""A worker's name is a lease too: of two workers that were given one name, one has it."""
+
+import secrets
+
+from redis import Redis
+from rq.utils import as_text
+
+from mlx_rq.jobs.queue import keys
+from mlx_rq.worker.leases.recovery import script_of
+
+
+class NameTaken(ValueError):
+    """Another live worker has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There exists an active worker named {name!r} already")
+
+
+class NameLease:
+    """The lease on a name; `holder` stays the same where a supervisor starts its worker again."""
+
+    def __init__(
+        self, connection: Redis, name: str, holder: str | None = None, *, seconds: int = 0
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._key = keys.worker_name(name)
+        self._holder = holder or new_holder()
+        self._seconds = seconds
+        self._script = connection.register_script(script_of("name.lua"))
+        self.lost = False
+        """Another worker has taken it, since nobody renewed it for so long."""
+
+    def take(self) -> None:
+        """Takes or renews it; raises NameTaken."""
+        if not self._script(keys=[self._key], args=[self._holder, self._seconds]):
+            self.lost = True
+            raise NameTaken(self._name)
+
+    def give_up(self) -> None:
+        """Leaves the name to others."""
+        if not self.is_anothers():
+            self._connection.delete(self._key)
+
+    def is_anothers(self) -> bool:
+        """Tells whether another worker has it now."""
+        holder = self._connection.get(self._key)
+        return holder is not None and as_text(holder) != self._holder
+
+
+def new_holder() -> str:
+    """Makes a text that names one worker among all that ever have its name."""
+    return secrets.token_hex(16)
