@@ -244,6 +244,8 @@ class MLXWorker(RQRegistration):
         elif not self._jobs and (paused or not self.options.burst):
             self._stats.idle()
             self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)
+            if lost := self.claims.newly_lost():
+                logger.error("%d jobs were gone from Redis when their turn came", lost)
             if not suspended:
                 self.claims.say_idle(IDLE_SECONDS)
             # A wake-up that comes in a pause is for the others.

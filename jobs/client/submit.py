@@ -10,6 +10,7 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.enqueue import enqueue
+from mlx_rq.jobs.queue.eviction import warn_once_of_eviction
 from mlx_rq.jobs.queue.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_PRIORITY,
@@ -131,5 +132,6 @@ def send(
     """
     connection = connect(redis_url)
     with reachable(connection):
+        warn_once_of_eviction(redis_url)
         job_ids = enqueue(connection, prepared, options, idempotency_keys)
     return [Job(job_id, redis_url, schema=schema) for job_id in job_ids]

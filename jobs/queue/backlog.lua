@@ -11,7 +11,11 @@
 --   mlx-rq:backlog-state:<queue>     hash         `closes`: when (by Redis's clock) this round takes
 --                                                 no more jobs; `scanned`: how far the list was looked
 --                                                 through; `at <worker>`: what it claimed last;
---                                                 `stale`: entries of the list that wait no more
+--                                                 `stale`: entries of the list that wait no more,
+--                                                 below 0 where more were dropped than were known;
+--                                                 `missing`: of those that were dropped, how many
+--                                                 had no job; `lost`, `lost_at`: how many jobs were
+--                                                 gone when their turn came, and when it was seen
 --   mlx-rq:backlog-returned:<queue>  list         jobs that were given back, which go first
 --
 -- A member whose job does not wait any more (cancelled, taken by RQ's own means) is left, and dropped
@@ -30,19 +34,39 @@ end
 -- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
 local function waiting_in(list)
   local stale = tonumber(attempt('HGET', backlog_of(list).state, 'stale') or '') or 0
-  return math.max(0, redis.call('LLEN', list) - stale)
+  return math.max(0, redis.call('LLEN', list) - math.max(0, stale))
 end
 
 -- Notes that so many entries of the list have become stale, or that so many stale ones went.
 local function count_stale(list, change)
   local state = backlog_of(list).state
   local stale = (tonumber(attempt('HGET', state, 'stale') or '') or 0) + change
-  if stale > 0 then write('HSET', state, 'stale', stale) else attempt('HDEL', state, 'stale') end
+  if stale ~= 0 then write('HSET', state, 'stale', stale) else attempt('HDEL', state, 'stale') end
 end
 
 local function seconds()
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+-- Notes that entries were taken out of the list whose jobs do not wait; of so many there is no job.
+local function count_dropped(list, dropped, missing)
+  if dropped == 0 then return end
+  count_stale(list, -dropped)
+  if missing > 0 then write('HINCRBY', backlog_of(list).state, 'missing', missing) end
+end
+
+-- Begins to count anew where nothing stale is left in the list. If more was dropped than claims had
+-- left there, jobs were lost: evicted, or deleted by hand.
+local function settle(list)
+  local state = backlog_of(list).state
+  local counts = attempt('HMGET', state, 'stale', 'missing') or {}
+  local lost = math.min(tonumber(counts[2] or '') or 0, -(tonumber(counts[1] or '') or 0))
+  if lost > 0 then
+    write('HINCRBY', state, 'lost', lost)
+    redis.call('HSET', state, 'lost_at', math.floor(seconds()))
+  end
+  if counts[1] or counts[2] then attempt('HDEL', state, 'stale', 'missing') end
 end
 
 local function member_of(path, job_id)

@@ -1,6 +1,7 @@
-"""How many jobs wait in a queue: what RQ's list holds, less what claims left in its middle."""
+"""How many jobs wait in a queue, and how many were lost out of it."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from redis import Redis
 from rq import Queue
@@ -9,7 +10,10 @@ from mlx_rq.jobs.queue import keys
 
 
 def waiting_in(connection: Redis, queue_names: Sequence[str]) -> list[int]:
-    """Counts the jobs that wait in each of the queues, in one round trip."""
+    """Counts the jobs that wait in each of the queues, in one round trip.
+
+    That is what RQ's list holds, less what claims left in its middle.
+    """
     with connection.pipeline(transaction=False) as pipe:
         for name in queue_names:
             pipe.llen(f"{Queue.redis_queue_namespace_prefix}{name}")
@@ -18,6 +22,23 @@ def waiting_in(connection: Redis, queue_names: Sequence[str]) -> list[int]:
     return [
         max(0, entries - stale) for entries, stale in zip(counts[::2], counts[1::2], strict=True)
     ]
+
+
+class Lost(NamedTuple):
+    """How many jobs of a queue were gone when their turn came; `at` is Unix time in seconds."""
+
+    jobs: int
+    at: int
+
+
+def lost_from(connection: Redis, queue_names: Sequence[str]) -> list[Lost]:
+    """Tells what was lost out of each of the queues since Redis has its data."""
+    with connection.pipeline(transaction=False) as pipe:
+        for name in queue_names:
+            pipe.hget(keys.backlog_state(name), "lost")
+            pipe.hget(keys.backlog_state(name), "lost_at")
+        numbers = [_number(reply) for reply in pipe.execute(raise_on_error=False)]
+    return [Lost(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 def _number(reply: object) -> int:

@@ -1,5 +1,7 @@
 """What the queues and the workers look like right now, for `mlx-rq status` and the HTTP server."""
 
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from redis import Redis
@@ -7,7 +9,8 @@ from rq import Queue
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys, limits
-from mlx_rq.jobs.queue.backlog import waiting_in
+from mlx_rq.jobs.queue.backlog import lost_from, waiting_in
+from mlx_rq.jobs.queue.eviction import eviction_warning
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.workers import live_workers
 
@@ -16,7 +19,8 @@ def overview(connection: Redis) -> dict[str, Any]:
     """Counts the jobs of every queue of mlx-rq and lists the live workers.
 
     `limits` tell what new jobs are refused beyond, and how much of it is used. `notes` name the
-    models that jobs wait for and no live worker serves, and say why workers take no jobs.
+    models that jobs wait for and no live worker serves, say why workers take no jobs, and tell how
+    jobs were lost or may be.
     """
     workers = live_workers(connection)
     served = {model for worker in workers for model in worker["serves"]}
@@ -48,9 +52,24 @@ def overview(connection: Redis) -> dict[str, Any]:
         for worker in workers
         if worker.get("paused")
     ]
+    notes += _losses(connection, queues)
     return {
         "queues": queues,
         "workers": workers,
         "limits": limits.limits_in_use(connection),
         "notes": notes,
     }
+
+
+def _losses(connection: Redis, queues: list[dict[str, Any]]) -> Iterator[str]:
+    if (warning := eviction_warning(connection)) is not None:
+        yield warning
+    names = [keys.queue_name(queue["model"], queue["priority"]) for queue in queues]
+    for queue, lost in zip(queues, lost_from(connection, names), strict=True):
+        if lost.jobs:
+            seen = datetime.fromtimestamp(lost.at, UTC).isoformat(sep=" ")
+            yield (
+                f"{lost.jobs:,} jobs for {queue['model']!r} ({queue['priority']}) were gone from "
+                f"Redis when their turn came, the last one at {seen}: it has evicted them, or "
+                "somebody has deleted them"
+            )

@@ -9,15 +9,16 @@ local from, length, job_prefix = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local NOBODY = ''
 
 local entries = attempt('LRANGE', list, from, from + length - 1) or {}
-local gone = 0
+local gone, missing = 0, 0
 for number, job_id in ipairs(entries) do
   if attempt('HGET', job_prefix .. job_id, 'status') ~= 'queued' then
     redis.call('LSET', list, from + number - 1, NOBODY)
     gone = gone + 1
+    missing = missing + 1 - redis.call('EXISTS', job_prefix .. job_id)
   end
 end
 if gone > 0 then
   redis.call('LREM', list, gone, NOBODY)
-  count_stale(list, -gone)
+  count_dropped(list, gone, missing)
 end
 return #entries < length and -1 or from + length - gone

@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from mlx_rq.api_stub.settings import ApiKeys, Settings, read_keys
+from mlx_rq.jobs.queue.connection import connect
+from mlx_rq.jobs.queue.eviction import warn_of_eviction
 from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
 from mlx_rq.worker.cli.common import data_folder, default_of, needs_extra, option, redis_option
 from mlx_rq.worker.cli.ports import is_answered
@@ -107,6 +109,7 @@ def serve(
         webhook_networks=read_networks(webhook_allow),
     )
     log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
+    warn_of_eviction(connect(redis_url))
     server = make_server(settings, host, http_port, log_level)
     if http_port and is_answered(http_port, host):
         raise click.ClickException(

@@ -1,5 +1,6 @@
 """The command `worker`, which generates, and the options of all that start one."""
 
+import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue.connection import new_connection, reachable, resolve_url
 from mlx_rq.jobs.queue.discovery import default_data_dir
+from mlx_rq.jobs.queue.eviction import warn_of_eviction
 from mlx_rq.worker.cli.common import (
     ByteCount,
     Command,
@@ -23,7 +25,7 @@ from mlx_rq.worker.cli.pause_options import awake_unless, pause_of, pause_option
 from mlx_rq.worker.cli.processes import environment_with, program_of
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import QuietHours
-from mlx_rq.worker.process.supervisor_pipe import NAME_TAKEN, REDIS_AWAY
+from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, NAME_TAKEN, REDIS_AWAY
 
 DEMO_MODEL = "smollm2"
 
@@ -155,6 +157,8 @@ def worker(
         connection = new_connection(redis_url)
         with reachable(connection):
             connection.ping()  # before minutes are spent on loading a model
+            if FD_VARIABLE not in os.environ:  # else its supervisor has said so
+                warn_of_eviction(connection)
         if unsupervised:
             _generate(redis_url, **options)
     except RedisUnavailable as error:

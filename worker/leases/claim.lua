@@ -35,7 +35,7 @@ local function first_of(list)
     local job = waiting(job_id)
     if job then return job end
     redis.call('LPOP', list)
-    count_stale(list, -1)
+    count_dropped(list, 1, 1 - redis.call('EXISTS', given.job_prefix .. job_id))
     swept = swept + 1
   end
 end
@@ -57,7 +57,7 @@ end
 -- wait any more is taken out, so that the list holds just what waits.
 local function groups_in(list, name_of)
   local groups, by_name, seen = {}, {}, {}
-  attempt('HDEL', backlog_of(list).state, 'stale')
+  local dropped, missing = 0, 0
   for _, job_id in ipairs(redis.call('LRANGE', list, 0, SHORT - 1)) do
     local job = not seen[job_id] and waiting(job_id)
     seen[job_id] = true
@@ -73,8 +73,12 @@ local function groups_in(list, name_of)
       group.jobs[#group.jobs + 1] = job
     elseif not job then
       redis.call('LREM', list, 1, job_id) -- taken while the backlog was long, or there twice
+      dropped = dropped + 1
+      missing = missing + 1 - redis.call('EXISTS', given.job_prefix .. job_id)
     end
   end
+  count_dropped(list, dropped, missing)
+  settle(list)
   return groups
 end
 
@@ -125,7 +129,7 @@ end
 local function take(queue, list, registry)
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
-  if entries == 0 then attempt('HDEL', backlog_of(list).state, 'stale') end -- emptied, perhaps by RQ
+  if entries == 0 then settle(list) end -- emptied, perhaps by RQ
   if entries > SHORT then
     -- What the walk leaves of a list is stale, or of RQ's own making.
     return walk(queue, list, registry) or take_in_order(queue, list, registry)

@@ -18,6 +18,7 @@ from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import lost_from
 from mlx_rq.jobs.queue.finish import Lease, execution_key_parts
 from mlx_rq.jobs.queue.options import (
     DEFAULT_MAX_ATTEMPTS,
@@ -123,6 +124,7 @@ class Claims:
         self._script_keys = [
             key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
         ] + [f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"]
+        self._lost: int | None = None
         self._script = connection.register_script(
             script_of("claim_job.lua", "claim_walk.lua", "claim.lua")
         )
@@ -148,6 +150,8 @@ class Claims:
         taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
         until then nothing behind it is claimed. See `claim.lua`.
         """
+        if self._lost is None:
+            self._lost = self._lost_now()
         started_at = now()
         arguments = ClaimArguments(
             limit=limit,
@@ -215,6 +219,15 @@ class Claims:
             names = pipe.execute()
         mine = self._worker_name.encode()
         return {m for m, name in zip(self._models, names, strict=True) if name not in (None, mine)}
+
+    def newly_lost(self) -> int:
+        """Counts the jobs that were gone when their turn came, since this was asked last."""
+        before, self._lost = self._lost, self._lost_now()
+        return 0 if before is None else max(0, self._lost - before)
+
+    def _lost_now(self) -> int:
+        queue_names = [queue.name for queue in self.queues]
+        return sum(lost.jobs for lost in lost_from(self._connection, queue_names))
 
     def wait(self, seconds: float) -> None:
         """Returns when a producer rings the wake-up of one of the models, or after some seconds."""
