@@ -251,6 +251,9 @@ class RunningWorker:
     def ring(self) -> None:
         """Wakes the worker where it waits for jobs."""
         options = self.worker.connection.connection_pool.connection_kwargs
+        if "host" not in options:  # it is found through Sentinels
+            self.worker.connection.rpush(keys.wake_up(ANY_MODEL), 1)
+            return
         with Redis(host=options["host"], port=options["port"], db=options["db"]) as connection:
             connection.rpush(keys.wake_up(ANY_MODEL), 1)
 

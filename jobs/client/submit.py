@@ -61,8 +61,9 @@ def submit(
 
     idempotency_key: a name for this submission, any text. Another one with the same key and body
         returns the first job, as long as that is kept. None: every call makes a job.
-    redis_url: where the queue is: redis://, rediss:// or unix://. By default MLX_RQ_REDIS_URL of
-        the environment, then a running `mlx-rq up` of this user, then redis://localhost:6379/0.
+    redis_url: where the queue is: redis://, rediss://, unix:// or redis+sentinel://. By default
+        MLX_RQ_REDIS_URL of the environment, then a running `mlx-rq up` of this user, then
+        redis://localhost:6379/0.
 
     Raises, and then nothing was enqueued:
     RequestError where the body, an option or the URL is wrong; it has OpenAI's `code` and `param`.

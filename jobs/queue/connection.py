@@ -5,14 +5,30 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from redis import Redis
-from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterError,
+    ConnectionError,
+    MovedError,
+    ResponseError,
+    TimeoutError,
+)
+from redis.sentinel import SentinelConnectionPool
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.queue import sentinel
 from mlx_rq.jobs.queue.discovery import embedded_url
 from mlx_rq.jobs.queue.local_network import permission_hint
+from mlx_rq.jobs.queue.sentinel import (
+    async_sentinel_client,
+    sentinel_address,
+    sentinel_client,
+)
 
 DEFAULT_URL = "redis://localhost:6379/0"
 URL_VARIABLE = "MLX_RQ_REDIS_URL"
@@ -42,6 +58,12 @@ _TLS_OPTIONS = frozenset(
 )
 """And with rediss:// only."""
 
+CLUSTER = (
+    "it is a Redis Cluster, which RQ cannot use: a job and its queue lie on different nodes there. "
+    "Take a single primary, with replicas and Sentinels where it has to be safe "
+    "(redis+sentinel://host:port,host:port/name/0)."
+)
+
 _SIGNS = "a password's / # ? @ are %2F %23 %3F %40"
 
 
@@ -53,22 +75,25 @@ def resolve_url(redis_url: str | None = None) -> str:
     return redis_url or os.environ.get(URL_VARIABLE) or embedded_url() or DEFAULT_URL
 
 
-def new_connection(redis_url: str | None = None) -> Redis:
+def new_connection(redis_url: str | None = None, *, patient: bool = False) -> Redis:
     """Makes a client of its own for a URL (a worker's threads do not share one).
 
-    Raises RequestError where the URL is not one that redis-py reads.
+    A `patient` one waits for the end of a failover, where Sentinels are named. Raises RequestError
+    where the URL is not one that redis-py reads.
     """
     url = resolve_url(redis_url)
     shown = without_password(url)
     try:
         reason = _wrong_option(url)
+        settings: dict[str, Any] = {
+            "socket_timeout": SOCKET_TIMEOUT,
+            "health_check_interval": 30,
+            "max_connections": _MAX_CONNECTIONS,
+        }
+        if reason is None and has_sentinels(url):
+            return sentinel_client(url, patient=patient, **settings)
         if reason is None:
-            return Redis.from_url(
-                url,
-                socket_timeout=SOCKET_TIMEOUT,
-                health_check_interval=30,
-                max_connections=_MAX_CONNECTIONS,
-            )
+            return Redis.from_url(url, **settings)
     except ValueError as error:
         # The parser's own words may repeat what it took for the port: a part of the password.
         reason = str(error) if shown == url else f"check the port; {_SIGNS}"
@@ -77,10 +102,23 @@ def new_connection(redis_url: str | None = None) -> Redis:
     )
 
 
+def new_async_connection(redis_url: str) -> AsyncRedis:
+    """Makes a client for an event loop; for reads only, as with Sentinels they are sent again."""
+    if has_sentinels(redis_url):
+        return async_sentinel_client(redis_url, socket_timeout=SOCKET_TIMEOUT)
+    return AsyncRedis.from_url(redis_url, socket_timeout=SOCKET_TIMEOUT)
+
+
+def has_sentinels(url: str) -> bool:
+    """Tells a URL that names Sentinels instead of a server."""
+    return url.startswith(f"{sentinel.SCHEME}://")
+
+
 def _wrong_option(url: str) -> str | None:
     """Says which option of a URL is not to stand there; None where all may."""
     parts = urlsplit(url)
     known = _OPTIONS | _TLS_OPTIONS if parts.scheme == "rediss" else _OPTIONS
+    known = known | sentinel.OPTIONS if has_sentinels(url) else known
     wrong = next((name for name, _ in parse_qsl(parts.query) if name not in known), None)
     if wrong is None:
         return None
@@ -93,7 +131,7 @@ def _wrong_option(url: str) -> str | None:
 
 @lru_cache(maxsize=16)
 def _shared(url: str, pid: int) -> Redis:
-    return new_connection(url)
+    return new_connection(url, patient=True)
 
 
 def connect(redis_url: str | None = None) -> Redis:
@@ -107,11 +145,13 @@ def without_password(url: str) -> str:
     Up to the last @, because passwords are pasted in with signs that a URL would not have there.
     """
     url = re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url)
-    return re.sub(r"([?&](?:ssl_)?password=)[^&]*", r"\1***", url)
+    return re.sub(r"([?&](?:ssl_|sentinel_)?password=)[^&]*", r"\1***", url)
 
 
 def address(connection: Redis) -> str:
     """Says where a client connects to, without secrets."""
+    if isinstance(connection.connection_pool, SentinelConnectionPool):
+        return sentinel_address(connection.connection_pool)
     options = connection.connection_pool.connection_kwargs
     if "path" in options:
         return f"unix://{options['path']}"
@@ -135,4 +175,7 @@ def reachable(connection: Redis) -> Iterator[None]:
             f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
         ) from error
     except ResponseError as error:  # out of memory, read-only replica, not permitted
-        raise RedisUnavailable(f"Redis at {address(connection)} refused: {error}") from error
+        reason = str(error)
+        if isinstance(error, ClusterError | MovedError) or "CROSSSLOT" in reason:
+            reason = CLUSTER
+        raise RedisUnavailable(f"Redis at {address(connection)} refused: {reason}") from error

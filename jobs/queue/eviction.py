@@ -7,7 +7,8 @@ from functools import lru_cache
 from redis import Redis
 from redis.exceptions import RedisError
 
-from mlx_rq.jobs.queue.connection import connect
+from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.queue.connection import CLUSTER, address, connect
 
 logger = logging.getLogger("mlx_rq")
 
@@ -17,9 +18,12 @@ _KEEPS_ALL = "noeviction"
 def eviction_warning(connection: Redis) -> str | None:
     """Says how jobs may be lost by the way in which Redis is set up; None where they may not.
 
-    INFO tells it, which hosted servers allow where they forbid CONFIG.
+    INFO tells it, which hosted servers allow where they forbid CONFIG. Raises RedisUnavailable
+    where it is a cluster, which RQ cannot use.
     """
     told = connection.info()
+    if told.get("cluster_enabled"):
+        raise RedisUnavailable(f"Redis at {address(connection)} refused: {CLUSTER}")
     policy, most = told.get("maxmemory_policy", _KEEPS_ALL), told.get("maxmemory", 0)
     if policy == _KEEPS_ALL or not most:
         return None

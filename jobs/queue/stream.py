@@ -25,13 +25,12 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from redis import Redis
-from redis.asyncio import Redis as AsyncRedis
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq.job import Job as RQJob
 
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.connection import SOCKET_TIMEOUT, connect
+from mlx_rq.jobs.queue.connection import connect, new_async_connection
 from mlx_rq.jobs.queue.payload import read_meta
 from mlx_rq.jobs.queue.waiting import wait_for_end
 
@@ -139,7 +138,7 @@ class _Reader:
                 self._texts.pop(job_id, None)
 
     async def _read(self) -> None:
-        client = AsyncRedis.from_url(self._redis_url, socket_timeout=SOCKET_TIMEOUT)
+        client = new_async_connection(self._redis_url)
         with suppress(Exception):  # without text, followers still get the end, or its error
             while self._texts:
                 texts = {keys.stream(job_id).encode(): text for job_id, text in self._texts.items()}

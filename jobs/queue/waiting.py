@@ -14,7 +14,7 @@ from rq.job import Job as RQJob
 from rq.job import JobStatus
 
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.connection import SOCKET_TIMEOUT
+from mlx_rq.jobs.queue.connection import new_async_connection
 
 _BLOCK_MILLISECONDS = 2000
 
@@ -47,7 +47,7 @@ class _Reader:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(job_id, set()).add(future)
         if self._client is None:
-            self._client = Redis.from_url(self._redis_url, socket_timeout=SOCKET_TIMEOUT)
+            self._client = new_async_connection(self._redis_url)
             self._task = asyncio.create_task(self._follow(self._client))
         # The end may have come before anybody followed the stream. A task of its own looks for all
         # who come at once, also because redis-py can swallow the cancellation of who reads.

