@@ -168,7 +168,7 @@ class _PatientRedis(Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         is_read = str(args[0]).upper() in _READS
-        ask = super().execute_command
+        ask: Callable[..., Any] = super().execute_command
         return _until_done(
             lambda: ask(*args, **options), lambda error: is_read or _was_not_done(error)
         )
@@ -211,7 +211,7 @@ class _PatientAsyncRedis(AsyncRedis):
     """Reads, and again after a failover."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        ask = super().execute_command
+        ask: Callable[..., Any] = super().execute_command
         return await _until_read(lambda: ask(*args, **options))
 
     def pipeline(self, transaction: Any = True, shard_hint: Any = None) -> AsyncPipeline:
