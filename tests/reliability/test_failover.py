@@ -125,7 +125,7 @@ def test_the_answer_to_a_job_that_the_new_primary_never_knew_is_kept(
 ) -> None:
     engine = FakeEngine(hold=True)
     spool = tmp_path / "spool"
-    with worker_in_thread(pair.url, engine, lease=2, spool=spool):
+    with worker_in_thread(pair.url, engine, spool=spool):
         submit(messages=HI, redis_url=pair.url)
         engine.wait_for_tasks(1)
         with Redis(port=pair.primary) as primary, Redis(port=pair.replica) as replica:
