@@ -16,7 +16,8 @@ if sys.version_info < (3, 11):  # noqa: UP036 (Apple's own python3 is 3.9, and a
 from importlib.metadata import version
 
 from mlx_rq.jobs.batch.map import map as map
-from mlx_rq.jobs.client.job import Job, as_completed, cancel_many, fetch
+from mlx_rq.jobs.client.cancel import cancel_many
+from mlx_rq.jobs.client.job import Job, as_completed, fetch
 from mlx_rq.jobs.client.submit import submit, submit_many
 from mlx_rq.jobs.openai.errors import (
     IdempotencyConflict,

@@ -141,8 +141,7 @@ class MLXWorker(RQRegistration):
 
         Returns how many jobs it ended. Raises NameTaken.
         """
-        self._name.take()
-        self.sign_on()
+        self.sign_on(self._name)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.request_stop)
@@ -369,12 +368,9 @@ class MLXWorker(RQRegistration):
             if self._jobs:
                 returned = self.claims.hand_back(self._jobs.values(), count=count)
                 logger.info("handed back %d jobs", returned)
-            if self._name.lost:  # then the records are another's
-                self.unsubscribe()
-            else:
+            if not self._name.lost:  # else the records are another's
                 self._leases.forget()
-                self.teardown()  # type: ignore[no-untyped-call]
-                self._name.give_up()
+            self.sign_off(self._name)
         except RedisError as error:
             logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)
         logger.info("worker %s ended %d jobs", self.name, self._outbox.ended)

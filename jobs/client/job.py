@@ -250,7 +250,7 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
     waiting = {job.id: job for job in jobs}
     if not waiting:
         return
-    connection = connect(_one_url(waiting.values()))
+    connection = connect(one_url(waiting.values()))
     deadline = None if timeout is None else time.monotonic() + timeout
     with reachable(connection):
         newest = connection.xrevrange(keys.COMPLETIONS, count=1)
@@ -278,24 +278,8 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                 look_at = time.monotonic() + _LONGEST_BLOCK
 
 
-def cancel_many(jobs: Iterable[Job], *, only_waiting: bool = False) -> list[Job]:
-    """Ends jobs without an answer, hundreds in one step; returns those that this call ended.
-
-    With `only_waiting`, what a worker has begun goes on. Jobs that had ended before, or are no
-    more, are passed by. All must live in one Redis. Raises RedisUnavailable; what was ended until
-    then stays so.
-    """
-    distinct = list(dict.fromkeys(jobs))
-    if not distinct:
-        return []
-    connection = connect(_one_url(distinct))
-    with reachable(connection):
-        job_ids = [job.id for job in distinct]
-        ended = cancel_jobs(connection, job_ids, only_waiting=only_waiting).ended
-    return [job for job in distinct if job.id in ended]
-
-
-def _one_url(jobs: Iterable[Job]) -> str:
+def one_url(jobs: Iterable[Job]) -> str:
+    """Gives the URL of the one Redis that jobs live in; raises ValueError where there are more."""
     urls = {job.redis_url for job in jobs}
     if len(urls) > 1:
         raise ValueError(f"the jobs live in {len(urls)} Redis servers; wait for each server's jobs")

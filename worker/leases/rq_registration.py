@@ -12,7 +12,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS
 from mlx_rq.worker.leases.claim import ClaimedJob
-from mlx_rq.worker.leases.name import NameTaken
+from mlx_rq.worker.leases.name import NameLease, NameTaken
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -23,8 +23,9 @@ class RQRegistration(BaseWorker):
     _replication: str | None = None
     _failed_over_at: datetime | None = None
 
-    def sign_on(self) -> None:
-        """Enters RQ's lists and listens for commands; raises NameTaken."""
+    def sign_on(self, name: NameLease) -> None:
+        """Takes the name, enters RQ's lists and listens for commands; raises NameTaken."""
+        name.take()
         try:
             self.register_birth()  # type: ignore[no-untyped-call]
         except ValueError:
@@ -32,6 +33,14 @@ class RQRegistration(BaseWorker):
         self._replication = self._replication_id()
         self.subscribe()  # type: ignore[no-untyped-call]
         self.set_state(WorkerStatus.STARTED)
+
+    def sign_off(self, name: NameLease) -> None:
+        """Leaves RQ's lists, unless another worker stands there under the name by now."""
+        if name.lost:
+            self.unsubscribe()
+            return
+        self.teardown()  # type: ignore[no-untyped-call]
+        name.give_up()
 
     def say_state(self, state: WorkerStatus) -> None:
         """Tells RQ what this worker does, unless it knows."""
