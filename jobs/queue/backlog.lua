@@ -27,16 +27,36 @@ local function backlog_of(list)
   }
 end
 
+-- No list of Redis is longer.
+local MOST = 2 ^ 32
+
+-- Makes a list anew where it holds another type: of what waits in the backlog, the oldest first.
+local function mend(list, job_prefix)
+  if attempt('LLEN', list) then return end
+  redis.call('DEL', list)
+  local backlog, jobs = backlog_of(list), {}
+  for _, round in ipairs({backlog.round, backlog.next}) do
+    for _, member in ipairs(attempt('ZRANGE', round, 0, -1) or {}) do
+      local job_id = string.match(member, ':([%w_-]+)$')
+      local record = job_id and attempt('HMGET', job_prefix .. job_id, 'status', 'enqueued_at')
+      if record and record[1] == 'queued' then jobs[#jobs + 1] = {record[2] or '', job_id} end
+    end
+  end
+  table.sort(jobs, function(one, other) return one[1] < other[1] end)
+  for _, job in ipairs(jobs) do redis.call('RPUSH', list, job[2]) end
+  attempt('HDEL', backlog.state, 'stale')
+end
+
 -- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
 local function waiting_in(list)
-  local stale = tonumber(attempt('HGET', backlog_of(list).state, 'stale') or '') or 0
-  return math.max(0, redis.call('LLEN', list) - stale)
+  local stale = whole(attempt('HGET', backlog_of(list).state, 'stale'), 0, MOST) or 0
+  return math.max(0, (attempt('LLEN', list) or 0) - stale)
 end
 
 -- Notes that so many entries of the list have become stale, or that so many stale ones went.
 local function count_stale(list, change)
   local state = backlog_of(list).state
-  local stale = (tonumber(attempt('HGET', state, 'stale') or '') or 0) + change
+  local stale = (whole(attempt('HGET', state, 'stale'), 0, MOST) or 0) + change
   if stale > 0 then write('HSET', state, 'stale', stale) else attempt('HDEL', state, 'stale') end
 end
 

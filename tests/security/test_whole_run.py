@@ -28,9 +28,12 @@ PASSWORD = "s3cret-w0rd"
 ROLES = ("producer", "server", "worker")
 
 SCRIPTS = {
-    "producer": ("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+    "producer": (
+        *("jobs/queue/any_type.lua", "jobs/queue/backlog.lua"),
+        *("jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
+    ),
     "server": (
-        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
+        *("jobs/queue/any_type.lua", "jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
         *("jobs/queue/finish.lua", "jobs/queue/webhooks.lua"),
     ),
     "worker": (
@@ -45,7 +48,7 @@ SCRIPTS = {
 }
 """What each part runs inside Redis."""
 
-CALLED = r"(?:redis\.call|attempt|write)\('(\w+)'"
+CALLED = r"(?:redis\.call|attempt|write|add)\('(\w+)'"
 """How a command stands in a script."""
 
 CLIENTS = ("openai", "httpx", "httpcore", "asyncio")

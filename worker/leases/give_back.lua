@@ -24,19 +24,22 @@ attempt('SREM', given.worker_prefix .. worker .. given.worker_suffix, composite)
 redis.call('DEL', record)
 if not lease_end then return 0 end
 redis.call('ZREM', registry, composite)
-if attempt('HGET', job, 'status') ~= 'started' then return 0 end
+local status = attempt('HGET', job, 'status')
+if not status or status == 'queued' or is_settled(status) then return 0 end
 
 if given.count == 'in_flight' then
   local in_flight = attempt('GET', given.in_flight_prefix .. worker)
   local was_in_flight = not in_flight
     or string.find(' ' .. in_flight .. ' ', ' ' .. given.job_id .. ' ', 1, true)
-  local retries_left = tonumber(redis.call('HGET', job, 'retries_left') or '')
+  local retries_left = whole(redis.call('HGET', job, 'retries_left'), 0, MOST)
   if was_in_flight and retries_left and retries_left > 0 then
     redis.call('HSET', job, 'retries_left', retries_left - 1)
   end
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
-write('LPUSH', queue, given.job_id)
+if not attempt('LPUSH', queue, given.job_id) then
+  mend(queue, string.sub(job, 1, -#given.job_id - 1)) -- with this one
+end
 write('LPUSH', backlog_of(queue).returned, given.job_id)
 local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
 if not decoded or type(meta) ~= 'table' then meta = {} end
