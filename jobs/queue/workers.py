@@ -80,7 +80,7 @@ def live_workers(connection: Redis) -> list[dict[str, Any]]:
             pipe.hget(f"{prefix}{name}", "birth")
         found = reading.ask_all(pipe)
     return [
-        {**said.model_dump(), "name": name, "born": reading.text(born)}
+        {**said.model_dump(), "name": name, "born": reading.time(born)}
         for name, record, born in zip(names, found[::2], found[1::2], strict=True)
         if (said := _read(record)) is not None
     ]

@@ -38,7 +38,8 @@ if given.count == 'in_flight' then
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
 if not attempt('LPUSH', queue, given.job_id) then
-  mend(queue, string.sub(job, 1, -#given.job_id - 1)) -- with this one
+  mend(queue, string.sub(job, 1, -#given.job_id - 1))
+  redis.call('LPUSH', queue, given.job_id)
 end
 write('LPUSH', backlog_of(queue).returned, given.job_id)
 local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
