@@ -152,7 +152,6 @@ class World:
         case.spoil(self.redis)
         spoilt = self.redis.dump(case.key)
         self.redis.delete("rq:suspended")
-        self.worker.ring()
         try:
             self._others_end(case, running, waiting)
             self._commands_answer(case)

@@ -18,12 +18,14 @@ if given.expired_before and lease_end and tonumber(lease_end) > given.expired_be
   return 0 -- renewed after all
 end
 -- The execution's record ends with the lease; the job's own says the same.
-local worker = attempt('HGET', record, 'worker_name') or attempt('HGET', job, 'worker_name') or ''
+local recorded, holder = attempt('HGET', record, 'worker_name'), attempt('HGET', job, 'worker_name')
+local worker = recorded or holder or ''
 attempt('ZREM', executions, given.execution_id)
 attempt('SREM', given.worker_prefix .. worker .. given.worker_suffix, composite)
 redis.call('DEL', record)
-if not lease_end then return 0 end
-redis.call('ZREM', registry, composite)
+-- The registry may have been something else meanwhile, and is made anew without what it held.
+if not lease_end and not (recorded and recorded == holder) then return 0 end
+attempt('ZREM', registry, composite)
 local status = attempt('HGET', job, 'status')
 if not status or status == 'queued' or is_settled(status) then return 0 end
 

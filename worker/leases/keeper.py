@@ -108,9 +108,10 @@ class LeaseKeeper(threading.Thread):
                 execution: Execution = job.execution
                 execution.heartbeat(registry, self._lease_seconds, pipe)
             pipe.expire(keys.in_flight(self._worker.name), self._in_flight_seconds)
+            pipe.sadd(self._worker.redis_workers_keys, self._worker.key)
             pipe.hexists(self._worker.key, "birth")
-            *_, known = reading.ask_all(pipe)
-        if known is reading.WRONG_TYPE:
+            *_, listed, known = reading.ask_all(pipe)
+        if reading.WRONG_TYPE in (listed, known):
             self._worker.sign_on_again()
         elif not known:
             self._register_again()
