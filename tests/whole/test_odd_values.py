@@ -226,3 +226,53 @@ def test_one_odd_value_stops_nothing_else(world: World) -> None:
             failed[case] = "".join(traceback.format_exception(error)[-3:])
     assert not failed, "\n".join(f"{case}\n{error}" for case, error in failed.items())
     world.end()
+
+
+def test_a_result_that_cannot_be_read_is_told_to_clients(world: World) -> None:
+    world.engine.release()
+    http, body = world.http, {"model": "fake", "messages": HI}
+    named = {"idempotency-key": "k"}
+    answered = http.post("/v1/chat/completions", json={**body, "store": True}, headers=named)
+    job_id = answered.headers["x-job-id"]
+    assert job_id in str(http.get("/v1/chat/completions").json())
+
+    for value in (b"notjson", b"null", b"\xff"):
+        world.redis.set(keys.result(job_id), value)
+        for fields in ({}, {"stream": True}):
+            again = {**body, "store": True, **fields}
+            told = http.post("/v1/chat/completions", json=again, headers=named)
+            assert told.status_code == 502
+            assert told.json()["error"]["code"] == "unreadable_result"
+        view = http.get(f"/v1/jobs/{job_id}").json()
+        assert (view["status"], view["error"]["code"]) == ("failed", "unreadable_result")
+        listed = http.get("/v1/chat/completions").json()
+        assert [one["id"] for one in listed["data"]] == [f"chatcmpl-{world.stored}"]
+        assert http.get(f"/v1/chat/completions/chatcmpl-{job_id}").status_code == 404
+
+    world.redis.set(keys.result(world.response.id), b"[]")
+    view = http.get(f"/v1/responses/resp_{world.response.id}").json()
+    assert (view["status"], view["error"]["code"]) == ("failed", "server_error")
+    events = http.get(f"/v1/responses/resp_{world.response.id}?stream=true").text
+    assert "event: response.failed" in events
+
+
+def test_a_stream_beside_one_whose_key_holds_something_else_is_followed(world: World) -> None:
+    # given two streams that one server follows together, one of them spoilt
+    body = {"model": "fake", "messages": HI, "stream": True}
+    spoilt = world.http.get(f"/v1/responses/resp_{world.response.id}?stream=true")
+    assert spoilt.status_code == 200
+    before = len(world.engine.added)
+    with (
+        world.http.stream("POST", "/v1/chat/completions", json=body) as one,
+        world.http.stream("POST", "/v1/chat/completions", json=body) as other,
+    ):
+        first, second = world.engine.wait_for_tasks(before + 2)[before:]
+        world.redis.delete(keys.stream(first))
+        world.redis.set(keys.stream(first), "x")
+        for job_id in (first, second):
+            world.engine.say(job_id, Partial(0, "", "chat"))
+        for answer in (one, other):
+            texts = answer.iter_text()
+            while "chat" not in next(texts):
+                pass
+        world.engine.release(first, second)
