@@ -12,6 +12,7 @@ from redis import Redis
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, JobFailed, JobNotFound, as_completed, submit, submit_many
+from mlx_rq.jobs.batch import flight
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.limits import Limits, read_limits, set_limits
@@ -103,8 +104,6 @@ class TestAResultThatCannotBeRead:
         monkeypatch: pytest.MonkeyPatch,
         value: bytes | None,
     ) -> None:
-        from mlx_rq.jobs.batch import flight
-
         # given a result that is spoilt before the batch reads it
         take = flight.Flight._take_results
 

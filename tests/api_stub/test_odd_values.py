@@ -24,9 +24,8 @@ from servers import StartServer, answer_any
 from mlx_rq import Job, as_completed, submit
 from mlx_rq.engine.interface import Partial
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.webhooks import read_networks
 from mlx_rq.worker.cli.main import main
-
-pytest_plugins = ["tests.api_stub.conftest"]
 
 HI = [{"role": "user", "content": "Say hi."}]
 LONG = [{"role": "system", "content": "Be brief. " * 40}, *HI]
@@ -206,8 +205,6 @@ class World:
 def world(
     connection: Redis, start_worker: StartWorker, start_server: StartServer, tmp_path: Path
 ) -> World:
-    from mlx_rq.jobs.queue.webhooks import read_networks
-
     worker = start_worker(FakeEngine(hold=True, answer_with=answer_any, capacity=64), lease=4)
     server = start_server(
         webhook_secrets=(b"s" * 32,), webhook_networks=read_networks(["127.0.0.0/8"])
