@@ -63,6 +63,7 @@ class WorkerRecord(_Lenient):
     running: Count = 0
     waiting: Count = 0
     ended: Count = 0
+    paused: str | None = None
     totals: WorkerTotals = Field(default_factory=WorkerTotals)
 
 
