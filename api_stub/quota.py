@@ -18,7 +18,7 @@ from redis import Redis
 from mlx_rq.api_stub.middleware import rate_limited
 from mlx_rq.jobs.client.job import ended_among
 from mlx_rq.jobs.openai.priority import PRIORITIES
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.options import STORED_TTL
 
@@ -78,9 +78,9 @@ class Quota:
         name, place = keys.owned(owner), f"{_UNNAMED}{secrets.token_hex(8)}"
         taken = _take(connection, name, place)
         if taken > self._limit and self._clean(connection, owner):
-            taken = int(connection.zcard(name))
+            taken = reading.count(reading.ask(connection.zcard, name))
         if taken > self._limit:
-            connection.zrem(name, place)
+            reading.ask(connection.zrem, name, place)
             why = f"{self._limit} jobs of this key are on their way already."
             raise rate_limited(why, FULL_SECONDS)
         made = Place()
@@ -91,7 +91,7 @@ class Quota:
                 pipe.zrem(name, place)
                 if made.job_id is not None:
                     pipe.zadd(name, {made.job_id: time.time()})
-                pipe.execute()
+                reading.ask_all(pipe)
 
     def _clean(self, connection: Redis, owner: str) -> bool:
         """Takes out the jobs that have ended; returns whether it was time to look."""
@@ -101,7 +101,7 @@ class Quota:
         self._cleaned[owner] = now
         name = keys.owned(owner)
         members: Any = connection.zrange(name, 0, -1, withscores=True)
-        scores = {member.decode(): score for member, score in members}
+        scores = {reading.text(member): score for member, score in members}
         unnamed = {member for member in scores if member.startswith(_UNNAMED)}
         late = time.time() - _UNNAMED_SECONDS
         gone = [member for member in unnamed if scores[member] < late]
@@ -123,4 +123,8 @@ def _take(connection: Redis, name: str, place: str) -> int:
         pipe.zadd(name, {place: time.time()})
         pipe.expire(name, STORED_TTL)
         pipe.zcard(name)
-        return int(pipe.execute()[-1])
+        added, _, taken = reading.ask_all(pipe)
+    if added is reading.WRONG_TYPE:
+        connection.delete(name)  # what is there is no good to anybody
+        return _take(connection, name, place)
+    return int(taken)

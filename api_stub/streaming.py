@@ -18,6 +18,7 @@ from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError, error_object
 from mlx_rq.jobs.openai.fields import Strict
 from mlx_rq.jobs.openai.validation import read_as
+from mlx_rq.jobs.queue.results import unreadable
 from mlx_rq.jobs.queue.stream import Delta, Kind, follow
 
 FIRST_SECONDS = 1.0
@@ -162,7 +163,7 @@ async def _events(
                 yield events
         result = await run_in_threadpool(job.result, 0)
         ended = True
-        yield "".join(writer.end(result))
+        yield "".join(_end(writer, job, result))
     except JobFailed as failure:
         ended = True
         if not started:
@@ -175,6 +176,15 @@ async def _events(
         if not ended and not keep:
             # Not awaited: who hung up has cancelled this coroutine.
             asyncio.get_running_loop().run_in_executor(None, job.cancel)
+
+
+def _end(writer: Writer, job: Job, result: Mapping[str, Any]) -> Sequence[str]:
+    """Writes the end; raises JobFailed where the result is that of another kind of job."""
+    try:
+        return writer.end(result)
+    except (KeyError, TypeError, IndexError, AttributeError):
+        outcome = unreadable(job.id, "the answer to another kind of job")
+        raise JobFailed(job.id, outcome["error"]) from None
 
 
 def data_event(data: Mapping[str, Any], name: str | None = None) -> str:

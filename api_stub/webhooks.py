@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import time
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from mlx_rq.api_stub.job_view import job_view
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
+from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.connection import connect
 from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.webhooks import (
@@ -167,7 +167,7 @@ class Webhooks:
             "id": f"evt_{job_id}",
             "object": "event",
             "type": f"job.{view['status']}",
-            "created_at": int(datetime.fromisoformat(view["ended_at"]).timestamp()),
+            "created_at": int(reading.unix_time(view["ended_at"])),
             "data": view,
         }
         return url, event

@@ -1,6 +1,5 @@
 """/health, /metrics and /v1/models: what is there, as the live workers say it themselves."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,6 +12,7 @@ from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import live_workers
@@ -72,10 +72,7 @@ def _models(service: Service) -> dict[str, dict[str, Any]]:
 
 def _unix(born: str) -> int:
     """Reads RQ's time of birth; a worker that did not leave one is new."""
-    try:
-        return int(datetime.fromisoformat(born).timestamp())
-    except ValueError:
-        return int(datetime.now(UTC).timestamp())
+    return int(reading.unix_time(born))
 
 
 @router.get("/v1/models")

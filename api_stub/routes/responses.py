@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -23,6 +22,7 @@ from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError
 from mlx_rq.jobs.openai.response_object import job_of, response_id, response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 from mlx_rq.jobs.openai.validation import validate_as
+from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
 from mlx_rq.jobs.queue.stream import STREAM_SECONDS, is_kept, is_published
 
@@ -152,7 +152,7 @@ def _payload(job: Job) -> dict[str, Any]:
         kind, body = job.payload()
     except (JobNotFound, RequestError):
         raise _not_found(response_id(job.id)) from None
-    if kind != ResponsesRequest.kind or body.get("store") is False:
+    if kind != ResponsesRequest.kind or body.get("store") is False or "input" not in body:
         raise _not_found(response_id(job.id))
     return body
 
@@ -173,7 +173,7 @@ def _view(job: Job) -> dict[str, Any]:
         job.id,
         status=status,
         model=info["model"],
-        created_at=datetime.fromisoformat(info["created_at"]).timestamp(),
+        created_at=reading.unix_time(info["created_at"]),
         error=error if status == "failed" else None,
     )
 
@@ -208,7 +208,7 @@ def _events_again(service: Service, job: Job, starting_after: int | None) -> Res
             param="starting_after",
         )
     request = validate_as(ResponsesRequest, body)
-    created_at = datetime.fromisoformat(info["created_at"]).timestamp()
+    created_at = reading.unix_time(info["created_at"])
     seen = -1 if starting_after is None else starting_after
     return ResponseEvents(job, request, created_at, seen=seen)
 
@@ -216,7 +216,8 @@ def _events_again(service: Service, job: Job, starting_after: int | None) -> Res
 def _has_text(job: Job) -> bool:
     """Says whether a response that has ended may have had text published."""
     try:
-        return any(item["type"] != "function_call" for item in job.result(timeout=0)["output"])
+        items = job.result(timeout=0).get("output", ())
+        return any(item["type"] != "function_call" for item in items)
     except JobFailed:
         return True
 

@@ -18,9 +18,10 @@ from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, Resu
 from mlx_rq.jobs.openai.fields import Metadata, Strict
 from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.validation import read_as
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.options import STORED_TTL
+from mlx_rq.jobs.queue.results import read_result
 
 router = APIRouter(tags=["stored completions"])
 
@@ -39,7 +40,9 @@ def remember(service: Service, job: Job) -> None:
     with reachable(service.connection), service.connection.pipeline() as pipe:
         pipe.zadd(keys.STORED, {job.id: now}, nx=True)
         pipe.zremrangebyscore(keys.STORED, "-inf", now - STORED_TTL)
-        pipe.execute()
+        if reading.WRONG_TYPE in reading.ask_all(pipe):
+            service.connection.delete(keys.STORED)  # what is there is no good to anybody
+            service.connection.zadd(keys.STORED, {job.id: now})
 
 
 _BY_METADATA = {
@@ -69,7 +72,7 @@ async def list_completions(
     found = [
         completion
         for completion in await run_in_threadpool(_all, service)
-        if model in (None, completion["model"])
+        if model in (None, completion.get("model"))
         and wanted.items() <= (completion["metadata"] or {}).items()
     ]
     return JSONResponse(page(found, after, limit, order))
@@ -108,7 +111,7 @@ async def delete_completion(service: TheService, completion: str) -> JSONRespons
         job_id = completion.removeprefix(_ID)
         Job(job_id, service.redis_url).delete()
         with reachable(service.connection):
-            service.connection.zrem(keys.STORED, job_id)
+            reading.ask(service.connection.zrem, keys.STORED, job_id)
             service.connection.delete(keys.metadata(job_id))
 
     await run_in_threadpool(delete)
@@ -148,14 +151,15 @@ def _message(message: Mapping[str, Any], identity: str) -> dict[str, Any]:
 def _all(service: Service) -> list[dict[str, Any]]:
     """Reads the stored completions that are there, the oldest first."""
     with reachable(service.connection):
-        stored: Any = service.connection.zrange(keys.STORED, 0, -1)
-        job_ids = [job_id.decode() for job_id in stored]
-        texts = (
-            service.connection.mget([keys.result(job_id) for job_id in job_ids]) if job_ids else []
-        )
+        job_ids = reading.texts(reading.ask(service.connection.zrange, keys.STORED, 0, -1))
+        with service.connection.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.get(keys.result(job_id))
+            replies = reading.ask_all(pipe)
     found = []
-    for job_id, text in zip(job_ids, texts, strict=True):
-        if text is not None and error_in(result := json.loads(text)) is None:
+    for job_id, reply in zip(job_ids, replies, strict=True):
+        result = read_result(job_id, reply)
+        if result is not None and error_in(result) is None and "id" in result:
             found.append(_with_metadata(service, job_id, result))
     return found
 
@@ -164,9 +168,9 @@ def _read(service: Service, completion: str) -> dict[str, Any]:
     """Reads a stored completion; raises ApiError where there is none."""
     job_id = completion.removeprefix(_ID)
     with reachable(service.connection):
-        stored = completion.startswith(_ID) and service.connection.zscore(keys.STORED, job_id)
+        score = reading.ask(service.connection.zscore, keys.STORED, job_id)
     try:
-        if not stored:
+        if not completion.startswith(_ID) or not isinstance(score, float):
             raise JobNotFound(job_id)
         return _with_metadata(service, job_id, Job(job_id, service.redis_url).result(timeout=0))
     except (JobNotFound, JobFailed, ResultTimeout):
@@ -177,9 +181,10 @@ def _read(service: Service, completion: str) -> dict[str, Any]:
 
 def _with_metadata(service: Service, job_id: str, result: dict[str, Any]) -> dict[str, Any]:
     with reachable(service.connection):
-        changed = service.connection.get(keys.metadata(job_id))
-    if changed is not None:
-        return {**result, "metadata": json.loads(changed)}
+        changed = reading.ask(service.connection.get, keys.metadata(job_id))
+    metadata = None if changed == b"null" else reading.json_object(changed)
+    if not isinstance(metadata, reading.Unreadable):
+        return {**result, "metadata": metadata}
     try:
         body: Mapping[str, Any] = Job(job_id, service.redis_url).payload().body
     except (JobNotFound, RequestError):

@@ -4,7 +4,6 @@
 more than a window of them, however long the input is.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,12 +22,13 @@ from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job, ended_among
 from mlx_rq.jobs.openai.answers import Usage, usage_of
 from mlx_rq.jobs.openai.errors import QueueFull, RequestError
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP, enqueue
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.prepare import Prepared
+from mlx_rq.jobs.queue.results import read_result
 from mlx_rq.jobs.queue.retry import RedisRetry
 
 DEFAULT_WINDOW = 2000
@@ -102,8 +102,8 @@ class Flight:
         start.
         """
         with reachable(self._connection):
-            newest = self._connection.xrevrange(keys.COMPLETIONS, count=1)
-        self._position = newest[0][0] if newest else "0-0"
+            newest = reading.ask(self._connection.xrevrange, keys.COMPLETIONS, count=1)
+        self._position = reading.position(newest)
         redis = RedisRetry(self._redis_failed, seconds=_RETRY_SECONDS)
         lines, self._more = iter(lines), True
         while self._more or self._unsent or self._running or self._held:
@@ -248,12 +248,14 @@ class Flight:
             return
         ready = self._next in self._held if self._ordered else bool(self._held)
         block = None if ready else int(1000 * _TURN_SECONDS)
-        streams: Any = self._connection.xread(
-            {keys.COMPLETIONS: self._position}, count=1000, block=block
+        streams = reading.ask(
+            self._connection.xread, {keys.COMPLETIONS: self._position}, count=1000, block=block
         )
-        for _, entries in streams:
-            self._position = entries[-1][0]
-            self._take_results([fields[b"job"].decode() for _, fields in entries])
+        if streams is reading.WRONG_TYPE:
+            time.sleep(reading.PAUSE_SECONDS)
+        last, job_ids = reading.entries(streams, "job")
+        self._position = last or self._position
+        self._take_results(job_ids)
         if time.monotonic() >= self._look_at:
             self._look_again()
             self._look_at = time.monotonic() + _LOOK_SECONDS
@@ -261,10 +263,13 @@ class Flight:
     def _take_results(self, job_ids: Iterable[str]) -> None:
         """Ends those of the jobs that are ours, have not ended yet, and have a result."""
         ours = [job_id for job_id in job_ids if job_id in self._running]
-        texts = self._connection.mget([keys.result(job_id) for job_id in ours]) if ours else []
-        for job_id, text in zip(ours, texts, strict=True):
-            if text is not None:
-                self._end(job_id, json.loads(text))
+        with self._connection.pipeline(transaction=False) as pipe:
+            for job_id in ours:
+                pipe.get(keys.result(job_id))
+            replies = reading.ask_all(pipe)
+        for job_id, reply in zip(ours, replies, strict=True):
+            if (result := read_result(job_id, reply)) is not None:
+                self._end(job_id, result)
 
     def _look_again(self) -> None:
         """Looks for ends that nobody heard of.

@@ -5,11 +5,10 @@ from typing import Any
 
 from redis import Redis
 from rq.job import Job as RQJob
-from rq.utils import as_text
 
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, error_object
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 
 
 def submitted_before(connection: Redis, idempotency_keys: Sequence[str]) -> list[str | None]:
@@ -17,7 +16,7 @@ def submitted_before(connection: Redis, idempotency_keys: Sequence[str]) -> list
     with connection.pipeline(transaction=False) as pipe:
         for key in idempotency_keys:
             pipe.hget(keys.idempotency(key), "job")
-        found = [as_text(job_id) if job_id else None for job_id in pipe.execute()]
+        found = [reading.text(job_id) or None for job_id in reading.ask_all(pipe)]
         for job_id in found:
             pipe.exists(RQJob.key_for(job_id or ""), keys.result(job_id or ""))
         left = pipe.execute()

@@ -48,10 +48,10 @@ def _said_before(previous: str, redis_url: str | None) -> list[Item]:
             raise JobNotFound(previous)
         job = Job(job_id, redis_url)
         kind, body = job.payload()
-        if kind != ResponsesRequest.kind or body.get("store") is False:
+        if kind != ResponsesRequest.kind or body.get("store") is False or "input" not in body:
             raise JobNotFound(previous)
-        return [*items_of(body["input"]), *job.result(timeout=0)["output"]]
-    except JobNotFound:
+        return [*items_of(body["input"]), *job.result(timeout=0).get("output", ())]
+    except (JobNotFound, RequestError):
         raise RequestError(
             f"Previous response with id '{previous}' not found.",
             code="previous_response_not_found",

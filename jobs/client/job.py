@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 from redis import Redis
-from rq.exceptions import NoSuchJobError
 from rq.job import Job as RQJob
 from rq.job import JobStatus
 from rq.results import Result
-from rq.utils import as_text
 
 from mlx_rq.jobs.openai.answers import finish_reason_of, text_of
 from mlx_rq.jobs.openai.errors import (
@@ -24,10 +22,12 @@ from mlx_rq.jobs.openai.errors import (
     error_object,
 )
 from mlx_rq.jobs.openai.requests import ANY_MODEL
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob, Payload, read_payload
+from mlx_rq.jobs.queue.finish import forget_job
+from mlx_rq.jobs.queue.payload import Payload, read_payload
+from mlx_rq.jobs.queue.record import JobRecord, has_ended, read_outcome, read_record
 from mlx_rq.jobs.queue.waiting import wait_for_end
 from mlx_rq.jobs.queue.workers import workers_for
 
@@ -45,8 +45,6 @@ STATUSES: Mapping[str, Status] = {
 
 UNFINISHED: tuple[Status, ...] = ("queued", "in_progress")
 """The states of a job that goes on."""
-
-_FIELDS = ("status", "origin", "created_at", "started_at", "ended_at", "worker_name")
 
 _LONGEST_BLOCK = 5.0
 """Seconds of one blocking read: how late an end that the stream did not tell is seen."""
@@ -84,11 +82,14 @@ class Job:
 
         Raises JobNotFound where there is no such job (any more).
         """
+        return STATUSES.get(self._record().status, "queued")
+
+    def _record(self) -> JobRecord:
         with reachable(self._connection):
-            status = self._connection.hget(RQJob.key_for(self.id), "status")
-        if status is None:
+            record = read_record(self._connection, self.id)
+        if record is None:
             raise JobNotFound(self.id)
-        return STATUSES.get(as_text(status), "queued")
+        return record
 
     def info(self, served: Collection[str] = ()) -> dict[str, Any]:
         """Tells all that is known of the job: status, model, place in the queue, attempts, times.
@@ -96,29 +97,24 @@ class Job:
         `note` says what it waits for where no live worker serves its model, or all that do pause;
         for models that the caller knows to be `served`, that is not looked up.
         """
+        record = self._record()
+        status = STATUSES.get(record.status, "queued")
+        try:
+            model, priority = keys.model_and_priority(record.origin)
+        except ValueError:  # another program's job in the same Redis
+            raise JobNotFound(self.id) from None
+        unknown = status == "queued" and model not in served
         with reachable(self._connection):
-            values = self._connection.hmget(RQJob.key_for(self.id), _FIELDS)
-            text = {
-                name: as_text(value or b"") for name, value in zip(_FIELDS, values, strict=True)
-            }
-            if not text["status"]:
-                raise JobNotFound(self.id)
-            status = STATUSES.get(text["status"], "queued")
-            try:
-                model, priority = keys.model_and_priority(text["origin"])
-            except ValueError:  # another program's job in the same Redis
-                raise JobNotFound(self.id) from None
-            unknown = status == "queued" and model not in served
             note = self._note(model) if unknown else None
         return {
             "id": self.id,
             "status": status,
             "model": model,
             "priority": priority,
-            "created_at": text["created_at"],
-            "started_at": text["started_at"] or None,
-            "ended_at": text["ended_at"] or None,
-            "worker": text["worker_name"] or None,
+            "created_at": record.created_at,
+            "started_at": record.started_at or None,
+            "ended_at": record.ended_at or None,
+            "worker": record.worker or None,
             "note": note,
         }
 
@@ -143,8 +139,7 @@ class Job:
                 left = _LONGEST_BLOCK if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise self._timeout(timeout)
-                block = max(1, int(1000 * min(left, _LONGEST_BLOCK)))
-                self._connection.xread({Result.get_key(self.id): "0-0"}, block=block)
+                _await_entry(self._connection, Result.get_key(self.id), b"0-0", left)
         if (error := error_in(outcome)) is not None:
             raise JobFailed(self.id, error)
         return outcome
@@ -158,16 +153,12 @@ class Job:
 
     def _outcome(self) -> dict[str, Any] | None:
         """Reads the result key; None while the job is on its way."""
-        with self._connection.pipeline() as pipe:  # in one step: the end could come between two
-            pipe.get(keys.result(self.id))
-            pipe.hget(RQJob.key_for(self.id), "status")
-            text, status = pipe.execute()
-        if text is not None:
-            outcome: dict[str, Any] = json.loads(text)
+        outcome, status = read_outcome(self._connection, self.id)
+        if outcome is not None:
             return outcome
-        if status is None:
+        if not status:
             raise JobNotFound(self.id)
-        match STATUSES.get(as_text(status), "queued"):
+        match STATUSES.get(status, "queued"):
             case "queued" | "in_progress":
                 return None
             case ended:
@@ -205,8 +196,8 @@ class Job:
     def payload(self) -> Payload:
         """Reads what was submitted: its kind and its body. Raises JobNotFound."""
         with reachable(self._connection):
-            data: Any = self._connection.hget(RQJob.key_for(self.id), "data")
-        if data is None:
+            data = reading.ask(self._connection.hget, RQJob.key_for(self.id), "data")
+        if data is None or data is reading.WRONG_TYPE:
             raise JobNotFound(self.id)
         return read_payload(data)
 
@@ -217,11 +208,7 @@ class Job:
         """
         self.cancel()
         with reachable(self._connection):
-            self._connection.delete(keys.result(self.id))
-            try:
-                InertJob.fetch(self.id, self._connection, serializer=SERIALIZER).delete()
-            except NoSuchJobError:
-                raise JobNotFound(self.id) from None
+            forget_job(self._connection, self.id)
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:
         """Waits for the answer without blocking the event loop; raises as `result` does."""
@@ -253,8 +240,8 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
     connection = connect(one_url(waiting.values()))
     deadline = None if timeout is None else time.monotonic() + timeout
     with reachable(connection):
-        newest = connection.xrevrange(keys.COMPLETIONS, count=1)
-        position: Any = newest[0][0] if newest else "0-0"
+        newest = reading.ask(connection.xrevrange, keys.COMPLETIONS, count=1)
+        position = reading.position(newest)
         ended = ended_among(connection, list(waiting))
         look_at = time.monotonic() + _LONGEST_BLOCK
         while True:
@@ -266,12 +253,10 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
             left = math.inf if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise ResultTimeout(f"{len(waiting)} jobs have not ended within {timeout} s")
-            block = max(1, int(1000 * min(left, look_at - time.monotonic())))
-            streams: Any = connection.xread({keys.COMPLETIONS: position}, block=block)
-            ended = []
-            for _, entries in streams:
-                position = entries[-1][0]
-                ended = [fields[b"job"].decode() for _, fields in entries]
+            left = min(left, look_at - time.monotonic())
+            streams = _await_entry(connection, keys.COMPLETIONS, position, left)
+            last, ended = reading.entries(streams, "job")
+            position = last or position
             if time.monotonic() >= look_at:
                 # Ends that the stream does not tell: trimmed, RQ's own, or the job is gone.
                 ended += ended_among(connection, list(waiting))
@@ -286,6 +271,16 @@ def one_url(jobs: Iterable[Job]) -> str:
     return urls.pop()
 
 
+def _await_entry(connection: Redis, stream: str, position: bytes, seconds: float) -> Any:
+    """Waits for an entry after a position, not longer than `_LONGEST_BLOCK`; gives the reply."""
+    seconds = min(seconds, _LONGEST_BLOCK)
+    block = max(1, int(1000 * seconds))
+    streams = reading.ask(connection.xread, {stream: position}, block=block)
+    if streams is reading.WRONG_TYPE:
+        time.sleep(min(seconds, reading.PAUSE_SECONDS))
+    return streams
+
+
 def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
     """Picks the jobs that are not queued or running, a thousand a round trip."""
     ended = []
@@ -294,8 +289,8 @@ def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> lis
         with connection.pipeline(transaction=False) as pipe:
             for job_id in some:
                 pipe.hget(RQJob.key_for(job_id), "status")
-            statuses = pipe.execute()
+            statuses = reading.ask_all(pipe)
         for job_id, status in zip(some, statuses, strict=True):
-            if status is None or STATUSES.get(as_text(status), "queued") not in UNFINISHED:
+            if has_ended(status):
                 ended.append(job_id)
     return ended

@@ -42,8 +42,20 @@ def usage_of(response: Mapping[str, Any]) -> Usage:
 
 
 def said_in(response: Mapping[str, Any]) -> list[Said]:
-    """Reads what each choice of a response object says."""
-    return _BY_OBJECT[response["object"]].said(response)
+    """Reads what each choice of a response object says; nothing where its kind is not known."""
+    kind = _BY_OBJECT.get(response["object"])
+    return [Said(None)] if kind is None else kind.said(response)
+
+
+def is_answer(value: Mapping[str, Any]) -> bool:
+    """Tells whether a value is a response object, which can be read if its kind is known."""
+    try:
+        said = said_in(value)
+        usage = usage_of(value)
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return False
+    texts = all(isinstance(choice.text, str | None) for choice in said)
+    return bool(said) and texts and all(type(tokens) is int for tokens in usage)
 
 
 def text_of(response: Mapping[str, Any]) -> str:

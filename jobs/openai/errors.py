@@ -17,6 +17,7 @@ _STATUS_BY_CODE = {
     "request_too_large": 413,
     "queue_full": 429,
     "rate_limit_exceeded": 429,
+    "unreadable_result": 502,
     "request_timeout": 504,
 }
 

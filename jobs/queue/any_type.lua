@@ -25,3 +25,30 @@ local function write(command, key, ...)
   return redis.call(command, key, ...)
 end
 
+-- Adds to a count in a hash; one that is no number begins anew.
+local function add(command, key, field, amount)
+  local reply = redis.pcall(command, key, field, amount)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  write('HSET', key, field, amount)
+  return amount
+end
+
+-- Reads a whole number within limits; nil where a text is none.
+local function whole(text, least, most)
+  local number = tonumber(text or '')
+  if not number or not (number >= least and number <= most) then return nil end
+  return math.floor(number)
+end
+
+-- RQ's words for the states of a job that does not wait and is not at work.
+local SETTLED = {
+  created = true, deferred = true, scheduled = true, rate_limited = true, finished = true,
+  failed = true, stopped = true, canceled = true, ready_to_enqueue = true,
+}
+
+-- Tells the state of a job. A status that is none of RQ's says nothing: then the job is where it lies,
+-- in the list of its queue or with its worker.
+local function is_settled(status)
+  return SETTLED[status] == true
+end
+

@@ -31,16 +31,36 @@ local function backlog_of(list)
   }
 end
 
+-- No list of Redis is longer.
+local MOST = 2 ^ 32
+
+-- Makes a list anew where it holds another type: of what waits in the backlog, the oldest first.
+local function mend(list, job_prefix)
+  if attempt('LLEN', list) then return end
+  redis.call('DEL', list)
+  local backlog, jobs = backlog_of(list), {}
+  for _, round in ipairs({backlog.round, backlog.next}) do
+    for _, member in ipairs(attempt('ZRANGE', round, 0, -1) or {}) do
+      local job_id = string.match(member, ':([%w_-]+)$')
+      local record = job_id and attempt('HMGET', job_prefix .. job_id, 'status', 'enqueued_at')
+      if record and record[1] == 'queued' then jobs[#jobs + 1] = {record[2] or '', job_id} end
+    end
+  end
+  table.sort(jobs, function(one, other) return one[1] < other[1] end)
+  for _, job in ipairs(jobs) do redis.call('RPUSH', list, job[2]) end
+  attempt('HDEL', backlog.state, 'stale')
+end
+
 -- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
 local function waiting_in(list)
-  local stale = tonumber(attempt('HGET', backlog_of(list).state, 'stale') or '') or 0
-  return math.max(0, redis.call('LLEN', list) - math.max(0, stale))
+  local stale = whole(attempt('HGET', backlog_of(list).state, 'stale'), 0, MOST) or 0
+  return math.max(0, (attempt('LLEN', list) or 0) - stale)
 end
 
 -- Notes that so many entries of the list have become stale, or that so many stale ones went.
 local function count_stale(list, change)
   local state = backlog_of(list).state
-  local stale = (tonumber(attempt('HGET', state, 'stale') or '') or 0) + change
+  local stale = (whole(attempt('HGET', state, 'stale'), -MOST, MOST) or 0) + change
   if stale ~= 0 then write('HSET', state, 'stale', stale) else attempt('HDEL', state, 'stale') end
 end
 
@@ -53,7 +73,7 @@ end
 local function count_dropped(list, dropped, missing)
   if dropped == 0 then return end
   count_stale(list, -dropped)
-  if missing > 0 then write('HINCRBY', backlog_of(list).state, 'missing', missing) end
+  if missing > 0 then add('HINCRBY', backlog_of(list).state, 'missing', missing) end
 end
 
 -- Begins to count anew where nothing stale is left in the list. If more was dropped than claims had
@@ -61,9 +81,10 @@ end
 local function settle(list)
   local state = backlog_of(list).state
   local counts = attempt('HMGET', state, 'stale', 'missing') or {}
-  local lost = math.min(tonumber(counts[2] or '') or 0, -(tonumber(counts[1] or '') or 0))
+  local stale, missing = whole(counts[1], -MOST, MOST) or 0, whole(counts[2], 0, MOST) or 0
+  local lost = math.min(missing, -stale)
   if lost > 0 then
-    write('HINCRBY', state, 'lost', lost)
+    add('HINCRBY', state, 'lost', lost)
     redis.call('HSET', state, 'lost_at', math.floor(seconds()))
   end
   if counts[1] or counts[2] then attempt('HDEL', state, 'stale', 'missing') end

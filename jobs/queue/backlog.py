@@ -6,7 +6,7 @@ from typing import NamedTuple
 from redis import Redis
 from rq import Queue
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 
 
 def waiting_in(connection: Redis, queue_names: Sequence[str]) -> list[int]:
@@ -18,7 +18,7 @@ def waiting_in(connection: Redis, queue_names: Sequence[str]) -> list[int]:
         for name in queue_names:
             pipe.llen(f"{Queue.redis_queue_namespace_prefix}{name}")
             pipe.hget(keys.backlog_state(name), "stale")
-        counts = [_number(reply) for reply in pipe.execute(raise_on_error=False)]
+        counts = [reading.count(reply) for reply in reading.ask_all(pipe)]
     return [
         max(0, entries - stale) for entries, stale in zip(counts[::2], counts[1::2], strict=True)
     ]
@@ -37,12 +37,13 @@ def lost_from(connection: Redis, queue_names: Sequence[str]) -> list[Lost]:
         for name in queue_names:
             pipe.hget(keys.backlog_state(name), "lost")
             pipe.hget(keys.backlog_state(name), "lost_at")
-        numbers = [_number(reply) for reply in pipe.execute(raise_on_error=False)]
+        numbers = [reading.count(reply) for reply in reading.ask_all(pipe)]
     return [Lost(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
-def _number(reply: object) -> int:
-    """Reads a count; a key that somebody has made another type holds none."""
-    if isinstance(reply, bytes) and reply.isdigit():
-        return int(reply)
-    return reply if isinstance(reply, int) else 0
+def our_queues(connection: Redis) -> list[str]:
+    """Names the queues of mlx-rq that there are."""
+    prefix = Queue.redis_queue_namespace_prefix
+    lists = reading.texts(reading.ask(connection.smembers, Queue.redis_queues_keys))
+    names = sorted(name.removeprefix(prefix) for name in lists if name.startswith(prefix))
+    return [name for name in names if keys.is_ours(name)]

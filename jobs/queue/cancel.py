@@ -14,12 +14,11 @@ from typing import NamedTuple
 from redis import Redis
 from rq.command import send_command
 from rq.job import Job as RQJob
-from rq.utils import as_text
 
 from mlx_rq.jobs.openai.errors import error_object
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.finish import finish_call, key_names
-from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL
+from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, MAX_SECONDS
 from mlx_rq.jobs.queue.scripts import backlog_script, by_name, load_script
 
 _JOBS_PER_STEP = 250
@@ -81,15 +80,13 @@ def _by_queue(connection: Redis, job_ids: Sequence[str]) -> Mapping[tuple[str, i
     with connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hmget(RQJob.key_for(job_id), "origin", "result_ttl")
-        records = pipe.execute(raise_on_error=False)
+        records = reading.ask_all(pipe)
     groups: dict[tuple[str, int], list[str]] = defaultdict(list)
     for job_id, record in zip(job_ids, records, strict=True):
-        origin, ttl = b"", b""
-        if isinstance(record, list) and _ID.fullmatch(job_id):
-            origin, ttl = (value or b"" for value in record)
-        elif isinstance(record, Exception) and "WRONGTYPE" not in str(record):
-            raise record
-        groups[as_text(origin), int(ttl) if ttl.isdigit() else DEFAULT_RESULT_TTL].append(job_id)
+        is_job = isinstance(record, list) and _ID.fullmatch(job_id)
+        origin, ttl = record if is_job else (None, None)
+        kept = int(reading.number(ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL)
+        groups[reading.text(origin), kept].append(job_id)
     return groups
 
 
@@ -142,10 +139,10 @@ def _tell(connection: Redis, job_id: str, holders: Sequence[bytes]) -> None:
     for worker, execution in zip(holders[::2], holders[1::2], strict=True):
         send_command(
             connection,
-            worker.decode(),
+            reading.text(worker),
             "stop-execution",
             job_id=job_id,
-            execution_id=execution.decode(),
+            execution_id=reading.text(execution),
         )
 
 

@@ -51,14 +51,14 @@ local function read_jobs(groups, first)
 end
 
 local function limit_of(name)
-  local text = redis.call('HGET', limits, name)
+  local text = attempt('HGET', limits, name)
   if not text then return nil end
   return tonumber(text) or error("the limit '" .. name .. "' is no number: " .. text)
 end
 
 local function count_waiting()
   local waiting = 0
-  for _, list in ipairs(redis.call('SMEMBERS', queues)) do
+  for _, list in ipairs(attempt('SMEMBERS', queues) or {}) do
     if string.sub(list, 1, #queue_prefix) == queue_prefix then
       waiting = waiting + waiting_in(list)
     end
@@ -66,12 +66,16 @@ local function count_waiting()
   return waiting
 end
 
+local function is_id(text) return text and string.match(text, '^[%w_-]+$') end
+local function is_hash(text) return text and string.match(text, '^%x+$') and #text == 64 end
+
 -- What was made under the idempotency key of a job: its id and the hash of its body; nothing where
 -- it is gone.
 local function made_before(job)
   if job.record == '' then return {} end
-  local known = redis.call('HMGET', job.record, 'job', 'body')
-  if not known[1] or redis.call('EXISTS', job_prefix .. known[1]) == 0 then return {} end
+  local known = attempt('HMGET', job.record, 'job', 'body')
+  if not known or not is_id(known[1]) or not is_hash(known[2]) then return {} end
+  if redis.call('EXISTS', job_prefix .. known[1]) == 0 then return {} end
   return known
 end
 
@@ -110,15 +114,18 @@ for _, job in ipairs(new) do
   local list, wake_up = group.list, group.wake_up
   redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', job.meta,
     'enqueued_at', job.time, unpack(ARGV, group.first, group.last))
-  redis.call('RPUSH', list, job.id)
+  if not attempt('RPUSH', list, job.id) then
+    mend(list, job_prefix)
+    redis.call('RPUSH', list, job.id)
+  end
   join(list, job.path, job.id)
   if job.record ~= '' then
-    redis.call('HSET', job.record, 'job', job.id, 'body', job.body)
+    write('HSET', job.record, 'job', job.id, 'body', job.body)
     redis.call('EXPIRE', job.record, kept)
   end
   if not rung[list] then
-    redis.call('SADD', queues, list)
-    redis.call('RPUSH', wake_up, 1)
+    write('SADD', queues, list)
+    write('RPUSH', wake_up, 1)
     redis.call('LTRIM', wake_up, -wake_ups_kept, -1)
     redis.call('EXPIRE', wake_up, wake_up_seconds)
     rung[list] = true

@@ -14,47 +14,54 @@ local webhooks = KEYS[10]
 local given, answer = cjson.decode(ARGV[1]), ARGV[2]
 local FIRST_RESULT_FIELD = 3
 
-local status = redis.call('HGET', job, 'status')
+local record = attempt('HMGET', job, 'status', 'worker_name', 'meta')
+local status = record and record[1]
 if not status then return {'missing'} end
-if status ~= 'queued' and status ~= 'started' then return {status} end
+if is_settled(status) then return {status} end
+-- The registry may have been something else meanwhile, and is made anew without what it held; then
+-- the job's own record tells who has it.
+local function is_held()
+  return attempt('ZSCORE', wip, given.job_id .. ':' .. given.execution_id)
+    or status ~= 'queued' and worker == given.rq_worker_prefix .. (record[2] or '')
+end
 -- A lease that ran out does not matter to an answer while nobody else has begun on the job: what is
 -- finished is not thrown away to be generated again.
 if given.execution_id and not (status == 'queued' and given.status == 'finished')
-  and not redis.call('ZSCORE', wip, given.job_id .. ':' .. given.execution_id) then
+  and not is_held() then
   return {'lost'}
 end
 
 local reply = {'ended'}
-for _, id in ipairs(redis.call('ZRANGE', executions, 0, -1)) do
+for _, id in ipairs(attempt('ZRANGE', executions, 0, -1) or {}) do
   local composite = given.job_id .. ':' .. id
-  local holder = redis.call('HGET', given.execution_prefix .. composite, 'worker_name')
+  local holder = attempt('HGET', given.execution_prefix .. composite, 'worker_name')
   if holder then
-    redis.call('SREM', given.worker_prefix .. holder .. given.worker_suffix, composite)
+    attempt('SREM', given.worker_prefix .. holder .. given.worker_suffix, composite)
     reply[#reply + 1] = holder
     reply[#reply + 1] = id
   end
-  redis.call('ZREM', wip, composite)
+  attempt('ZREM', wip, composite)
   redis.call('DEL', given.execution_prefix .. composite)
 end
 redis.call('DEL', executions)
-if status == 'queued' and not given.left_in_list then redis.call('LREM', queue, 0, given.job_id) end
+if status ~= 'started' and not given.left_in_list then attempt('LREM', queue, 0, given.job_id) end
 
 redis.call('SET', result, answer, 'EX', given.result_ttl)
 redis.call('HSET', job, 'status', given.status, 'ended_at', given.ended_at)
 redis.call('EXPIRE', job, given.result_ttl)
-redis.call('ZADD', registry, given.expires_at, given.job_id)
-redis.call('XADD', rq_results, 'MAXLEN', 10, '*', unpack(ARGV, FIRST_RESULT_FIELD))
+write('ZADD', registry, given.expires_at, given.job_id)
+write('XADD', rq_results, 'MAXLEN', 10, '*', unpack(ARGV, FIRST_RESULT_FIELD))
 redis.call('EXPIRE', rq_results, given.result_ttl)
-redis.call('XADD', completions, 'MAXLEN', '~', given.completions_kept, '*',
+write('XADD', completions, 'MAXLEN', '~', given.completions_kept, '*',
   'job', given.job_id, 'status', given.status)
 -- Where a webhook was named, an HTTP server tells it; the rest stands in the job's record.
-if string.find(redis.call('HGET', job, 'meta') or '', '"webhook":', 1, true) then
-  redis.call('ZADD', webhooks, given.expires_at - given.result_ttl, given.job_id)
+if string.find(record[3] or '', '"webhook":', 1, true) then
+  write('ZADD', webhooks, given.expires_at - given.result_ttl, given.job_id)
   redis.call('ZREMRANGEBYRANK', webhooks, 0, -given.webhooks_kept - 1)
 end
-if given.execution_id and redis.call('EXISTS', worker) == 1 then
+if given.execution_id and attempt('HGET', worker, 'birth') then
   local counter = given.status == 'finished' and 'successful_job_count' or 'failed_job_count'
-  redis.call('HINCRBY', worker, counter, 1)
-  redis.call('HINCRBYFLOAT', worker, 'total_working_time', given.seconds)
+  add('HINCRBY', worker, counter, 1)
+  add('HINCRBYFLOAT', worker, 'total_working_time', given.seconds)
 end
 return reply

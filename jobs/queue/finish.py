@@ -22,9 +22,9 @@ from rq.results import Result
 from rq.utils import current_timestamp, now, utcformat
 from rq.worker import BaseWorker
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.payload import SERIALIZER
-from mlx_rq.jobs.queue.scripts import by_name, load_script
+from mlx_rq.jobs.queue.scripts import by_name, tolerant_script
 
 FinishState = Literal["finished", "failed", "canceled"]
 
@@ -55,6 +55,8 @@ class FinishArguments:
     """How long the worker had the job."""
     completions_kept: int
     webhooks_kept: int
+    rq_worker_prefix: str
+    """Before the name of a worker: the key of RQ's record of it."""
     execution_prefix: str
     worker_prefix: str
     worker_suffix: str
@@ -73,7 +75,7 @@ def finish_job(pipe: Pipeline | Redis, connection: Redis, **ending: Any) -> Any:
     Sent through `pipe`, which may be a pipeline that ends many.
     """
     call = finish_call(connection, **ending)
-    script = connection.register_script(load_script(__package__, "finish.lua"))
+    script = connection.register_script(tolerant_script(__package__, "finish.lua"))
     return script(keys=call.keys, args=call.arguments, client=pipe)
 
 
@@ -119,6 +121,7 @@ def finish_call(
         seconds=(ended_at - lease.started_at).total_seconds() if lease else 0.0,
         completions_kept=keys.COMPLETIONS_KEPT,
         webhooks_kept=keys.WEBHOOKS_KEPT,
+        rq_worker_prefix=BaseWorker.redis_worker_namespace_prefix,
         **execution_key_parts()._asdict(),
     )
     # Models may write half of a surrogate pair, which UTF-8 cannot say.
@@ -126,6 +129,17 @@ def finish_call(
     rq_result = _rq_result(job_id, connection, ending, outcome, lease, ended_at)
     fields = chain.from_iterable(rq_result.items())
     return FinishCall(script_keys, [by_name(arguments), answer, *fields])
+
+
+def forget_job(connection: Redis, job_id: str) -> None:
+    """Deletes all that Redis has of a job that has ended; calls nothing that its record names."""
+    names = [keys.result(job_id), RQJob.key_for(job_id), Result.get_key(job_id)]
+    origin = reading.text(reading.ask(connection.hget, RQJob.key_for(job_id), "origin"))
+    with connection.pipeline() as pipe:
+        pipe.delete(*names, ExecutionRegistry(job_id, connection).key)
+        for ending in ("finished", "failed", "canceled"):
+            pipe.zrem(key_names(origin)[ending], job_id)
+        reading.ask_all(pipe)
 
 
 class KeyParts(NamedTuple):

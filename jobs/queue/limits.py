@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
-from rq import Queue
-from rq.utils import as_text
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.backlog import waiting_in
+from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.backlog import our_queues, waiting_in
+from mlx_rq.jobs.queue.reading import Unreadable
+
+_LONGEST = 18
+"""Digits of a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +35,24 @@ class Limits:
 
 
 def read_limits(connection: Redis) -> Limits:
-    """Reads the limits. Raises RequestError where somebody wrote one that is no number."""
-    jobs, most_bytes = connection.hmget(keys.LIMITS, "jobs", "bytes")
+    """Reads the limits. Raises RequestError where somebody wrote what is none."""
+    fields = reading.ask(connection.hmget, keys.LIMITS, "jobs", "bytes")
+    if isinstance(fields, Unreadable):
+        raise RequestError(
+            f"Invalid limits in Redis: {keys.LIMITS} holds {fields.why}, so there are none. "
+            "Set them with `mlx-rq limits`.",
+            code="invalid_value",
+            param="limits",
+        )
+    jobs, most_bytes = fields
     return Limits(_number("jobs", jobs), _number("bytes", most_bytes))
 
 
 def _number(name: str, value: Any) -> int | None:
     if value is None:
         return None
-    text = as_text(value)
-    if not (text.isascii() and text.isdecimal()):
+    text = reading.text(value)
+    if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST:
         raise RequestError(
             f"Invalid limit {name!r} in Redis: expected a whole number, but got {text[:80]!r} "
             "instead. Set it with `mlx-rq limits`.",
@@ -55,6 +65,8 @@ def _number(name: str, value: Any) -> int | None:
 def set_limits(connection: Redis, changes: Mapping[str, int | None]) -> None:
     """Sets limits, or with None removes them, in one step; those not named stay as they are."""
     with connection.pipeline() as pipe:
+        if changes and reading.ask(connection.hlen, keys.LIMITS) is reading.WRONG_TYPE:
+            pipe.delete(keys.LIMITS)
         for name, value in changes.items():
             if value is None:
                 pipe.hdel(keys.LIMITS, name)
@@ -65,12 +77,12 @@ def set_limits(connection: Redis, changes: Mapping[str, int | None]) -> None:
 
 def limits_in_use(connection: Redis) -> dict[str, Any]:
     """Tells each limit and how much of it is used, as `mlx-rq limits` and `status` show it."""
-    limits = read_limits(connection)
-    ours = f"{Queue.redis_queue_namespace_prefix}{keys.QUEUE}:"
-    lists = (as_text(name) for name in connection.smembers(Queue.redis_queues_keys))
-    prefix = Queue.redis_queue_namespace_prefix
-    names = [name.removeprefix(prefix) for name in lists if name.startswith(ours)]
-    waiting = sum(waiting_in(connection, names))
+    return in_use(connection, read_limits(connection))
+
+
+def in_use(connection: Redis, limits: Limits) -> dict[str, Any]:
+    """Tells how much of these limits is used."""
+    waiting = sum(waiting_in(connection, our_queues(connection)))
     used = connection.info("memory")["used_memory"]
     return {
         "jobs": {"limit": limits.jobs, "waiting": waiting},

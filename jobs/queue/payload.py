@@ -11,6 +11,8 @@ from rq.serializers import JSONSerializer
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 from mlx_rq.jobs.openai.validation import encode_body
+from mlx_rq.jobs.queue import reading
+from mlx_rq.jobs.queue.reading import Unreadable
 
 SERIALIZER = JSONSerializer
 
@@ -52,13 +54,10 @@ class InertJob(RQJob):
         """Sends nothing."""
 
 
-def read_meta(text: bytes | None) -> dict[str, Any]:
+def read_meta(reply: Any) -> dict[str, Any]:
     """Reads what the producer said beside the body; nothing where it cannot be read."""
-    try:
-        meta = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
+    meta = reading.json_object(reply)
+    return {} if isinstance(meta, Unreadable) else meta
 
 
 def write_payload(kind: str, encoded: bytes) -> bytes:

@@ -16,6 +16,11 @@ def by_name(arguments: object) -> str:
     return json.dumps({name: value for name, value in vars(arguments).items() if value is not None})
 
 
+def tolerant_script(package: str, name: str) -> str:
+    """Reads a script with what stands before each that reads what others may have written."""
+    return load_script(__package__, "any_type.lua") + load_script(package, name)
+
+
 def backlog_script() -> str:
     """Reads what stands before each script that adds to a queue's backlog or takes from it."""
     return load_script(__package__, "any_type.lua") + load_script(__package__, "backlog.lua")

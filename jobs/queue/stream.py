@@ -19,17 +19,18 @@ The contract of both sides:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq.job import Job as RQJob
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import connect, new_async_connection
 from mlx_rq.jobs.queue.payload import read_meta
 from mlx_rq.jobs.queue.waiting import wait_for_end
@@ -61,7 +62,7 @@ def publish(pipe: Pipeline | Redis, job_id: str, deltas: list[Delta]) -> None:
 
 def is_published(connection: Redis, job_id: str) -> bool:
     """Says whether a job's text is published: whether its producer asked for that."""
-    meta: Any = connection.hget(RQJob.key_for(job_id), "meta")
+    meta = reading.ask(connection.hget, RQJob.key_for(job_id), "meta")
     return read_meta(meta).get("stream") is True
 
 
@@ -98,7 +99,7 @@ def _rest(job_id: str, redis_url: str, after: bytes) -> list[Delta]:
     """Reads what was published last, before the end; nothing where Redis does not say."""
     with suppress(RedisError):
         streams: Any = connect(redis_url).xread({keys.stream(job_id): after})
-        return [_delta(fields) for _, entries in streams or () for _, fields in entries]
+        return [delta for _, entries in streams or () for _, delta in _deltas(entries)]
     return []
 
 
@@ -143,15 +144,38 @@ class _Reader:
             while self._texts:
                 texts = {keys.stream(job_id).encode(): text for job_id, text in self._texts.items()}
                 positions: Any = {name: text.position for name, text in texts.items()}
-                streams: Any = await client.xread(positions, block=_BLOCK_MILLISECONDS)
+                streams = await reading.asked(client.xread(positions, block=_BLOCK_MILLISECONDS))
+                if streams is reading.WRONG_TYPE:
+                    streams = await _read_each(client, positions)
                 for name, entries in streams or ():
                     text = texts[name]
                     text.position = entries[-1][0]
-                    text.entries += [(entry, _delta(fields)) for entry, fields in entries]
+                    text.entries += _deltas(entries)
                     text.grown.set()
         await client.aclose()
 
 
-def _delta(fields: dict[bytes, bytes]) -> Delta:
-    kind: Kind = "reasoning" if fields[b"kind"] == b"reasoning" else "content"
-    return Delta(int(fields[b"choice"]), kind, int(fields[b"at"]), fields[b"text"].decode())
+async def _read_each(client: AsyncRedis, positions: Mapping[bytes, bytes]) -> list[Any]:
+    """Reads streams one by one, because the key of one of them holds another type."""
+    await asyncio.sleep(_BLOCK_MILLISECONDS / 1000)
+    found: list[Any] = []
+    for name, position in positions.items():
+        streams = await reading.asked(client.xread({name: position}))
+        if streams is not reading.WRONG_TYPE:
+            found += streams
+    return found
+
+
+def _deltas(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> list[tuple[bytes, Delta]]:
+    """Reads what was published, with the ids of the entries; what makes no sense is left out."""
+    read = [(entry, _delta(fields)) for entry, fields in entries]
+    return [(entry, delta) for entry, delta in read if delta is not None]
+
+
+def _delta(fields: Mapping[bytes, bytes]) -> Delta | None:
+    try:
+        kind: Kind = "reasoning" if fields[b"kind"] == b"reasoning" else "content"
+        choice, at = int(fields[b"choice"]), int(fields[b"at"])
+        return Delta(choice, kind, at, fields[b"text"].decode()) if min(choice, at) >= 0 else None
+    except (KeyError, ValueError):
+        return None

@@ -1,14 +1,12 @@
 """Finds jobs that have not ended: those of a model, or of a batch, or all."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from redis import Redis
-from rq import Queue
 from rq.job import Job as RQJob
-from rq.utils import as_text
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.backlog import our_queues
 from mlx_rq.jobs.queue.finish import key_names
 from mlx_rq.jobs.queue.payload import read_meta
 
@@ -34,21 +32,21 @@ def unfinished_jobs(
 
 
 def _queue_names(connection: Redis, model: str | None) -> list[str]:
-    prefix = Queue.redis_queue_namespace_prefix
-    names = (as_text(name) for name in connection.smembers(Queue.redis_queues_keys))
-    ours = [name for name in (n.removeprefix(prefix) for n in names) if keys.is_ours(name)]
+    ours = our_queues(connection)
     return [n for n in ours if model is None or keys.model_and_priority(n)[0] == model]
 
 
 def _ids(connection: Redis, names: Mapping[str, str], only_waiting: bool) -> Iterator[list[str]]:
     # From the end, because workers take from the front meanwhile.
     last = -1
-    while some := connection.lrange(names["queue"], last - _READ_AT_ONCE + 1, last):
-        yield [as_text(job_id) for job_id in some]
+    while some := reading.texts(
+        reading.ask(connection.lrange, names["queue"], last - _READ_AT_ONCE + 1, last)
+    ):
+        yield some
         last -= _READ_AT_ONCE
     if not only_waiting:
-        leases: Any = connection.zrange(names["started"], 0, -1)
-        yield [as_text(lease).partition(":")[0] for lease in leases]
+        leases = reading.texts(reading.ask(connection.zrange, names["started"], 0, -1))
+        yield [lease.partition(":")[0] for lease in leases]
 
 
 def _that_go_on(
@@ -59,7 +57,7 @@ def _that_go_on(
     with connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hmget(RQJob.key_for(job_id), "status", "meta")
-        records = pipe.execute(raise_on_error=False)
+        records = reading.ask_all(pipe)
     for job_id, record in zip(job_ids, records, strict=True):
         if not isinstance(record, list):
             continue  # another type than a job's

@@ -6,22 +6,16 @@ waits, and wakes the futures of the jobs that the stream names.
 
 import asyncio
 import time
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from redis.asyncio import Redis
 from rq.job import Job as RQJob
-from rq.job import JobStatus
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import new_async_connection
+from mlx_rq.jobs.queue.record import has_ended
 
 _BLOCK_MILLISECONDS = 2000
-
-_ENDED = {
-    status.value.encode()
-    for status in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
-}
 
 _readers: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Reader]]" = WeakKeyDictionary()
 
@@ -64,19 +58,21 @@ class _Reader:
 
     async def _follow(self, client: Redis) -> None:
         try:
-            newest = await client.xrevrange(keys.COMPLETIONS, count=1)
-            position: Any = newest[0][0] if newest else b"0-0"
+            newest = await reading.asked(client.xrevrange(keys.COMPLETIONS, count=1))
+            position = reading.position(newest)
             # What ended after a waiter's own look and before this position, the stream won't tell.
             await self._wake_ended(client, list(self._waiters))
             looked = time.monotonic()
             while self._waiters:
-                streams: Any = await client.xread(
-                    {keys.COMPLETIONS: position}, block=_BLOCK_MILLISECONDS
+                streams = await reading.asked(
+                    client.xread({keys.COMPLETIONS: position}, block=_BLOCK_MILLISECONDS)
                 )
-                for _, entries in streams or ():
-                    position = entries[-1][0]
-                    for _, fields in entries:
-                        self._wake(fields[b"job"].decode())
+                if streams is reading.WRONG_TYPE:
+                    await asyncio.sleep(reading.PAUSE_SECONDS)
+                last, job_ids = reading.entries(streams, "job")
+                position = last or position
+                for job_id in job_ids:
+                    self._wake(job_id)
                 # Ends that the stream did not tell: trimmed, or RQ's own.
                 if time.monotonic() - looked >= _BLOCK_MILLISECONDS / 1000:
                     await self._wake_ended(client, list(self._waiters))
@@ -99,9 +95,9 @@ class _Reader:
         async with client.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hget(RQJob.key_for(job_id), "status")
-            statuses = await pipe.execute()
+            statuses = reading.sift(await pipe.execute(raise_on_error=False))
         for job_id, status in zip(job_ids, statuses, strict=True):
-            if status is None or status in _ENDED:
+            if has_ended(status):
                 self._wake(job_id)
 
     def _wake(self, job_id: str) -> None:

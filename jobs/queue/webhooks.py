@@ -17,16 +17,16 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from redis import Redis
 from rq.job import Job as RQJob
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.payload import read_meta
-from mlx_rq.jobs.queue.scripts import load_script
+from mlx_rq.jobs.queue.scripts import tolerant_script
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -170,7 +170,7 @@ def signed_headers(
 
 def claim_due(connection: Redis, limit: int, now: float) -> list[Delivery]:
     """Takes up to `limit` deliveries that are due; each is due again after CLAIM_SECONDS."""
-    script = connection.register_script(load_script(__package__, "webhooks.lua"))
+    script = connection.register_script(tolerant_script(__package__, "webhooks.lua"))
     taken = script(
         keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES],
         args=[now, limit, now + CLAIM_SECONDS, _TRIES_KEPT],
@@ -180,9 +180,13 @@ def claim_due(connection: Redis, limit: int, now: float) -> list[Delivery]:
 
 def url_of(connection: Redis, job_id: str) -> str | None:
     """Gives the URL that is to be told of a job's end; None where there is none (any more)."""
-    meta: Any = connection.hget(RQJob.key_for(job_id), "meta")
+    meta = reading.ask(connection.hget, RQJob.key_for(job_id), "meta")
     url = read_meta(meta).get("webhook")
-    return url if isinstance(url, str) else None
+    try:
+        check_url(url if isinstance(url, str) else "")
+    except RequestError:
+        return None
+    return str(url)
 
 
 def settle(connection: Redis, job_id: str) -> None:
@@ -190,7 +194,7 @@ def settle(connection: Redis, job_id: str) -> None:
     with connection.pipeline() as pipe:
         pipe.zrem(keys.WEBHOOKS, job_id)
         pipe.hdel(keys.WEBHOOK_TRIES, job_id)
-        pipe.execute()
+        reading.ask_all(pipe)
 
 
 def postpone(connection: Redis, delivery: Delivery, now: float) -> float | None:
@@ -198,6 +202,6 @@ def postpone(connection: Redis, delivery: Delivery, now: float) -> float | None:
     if delivery.tries > len(DELAYS):
         settle(connection, delivery.job_id)
         return None
-    delay = DELAYS[delivery.tries - 1] * random.uniform(1, 1 + _JITTER)
-    connection.zadd(keys.WEBHOOKS, {delivery.job_id: now + delay}, xx=True)
+    delay = DELAYS[max(0, delivery.tries - 1)] * random.uniform(1, 1 + _JITTER)
+    reading.ask(connection.zadd, keys.WEBHOOKS, {delivery.job_id: now + delay}, xx=True)
     return delay

@@ -1,13 +1,70 @@
 """Which live workers serve a model: read from what each worker says of itself."""
 
-import json
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 from redis import Redis
-from rq.utils import as_text
 from rq.worker import BaseWorker
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.reading import Unreadable
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class _Lenient(BaseModel):
+    """A record of which a field that is missing, or makes no sense, has its default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _or_default(
+        cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
+        try:
+            return read(value)
+        except ValidationError:
+            return cls.model_fields[str(info.field_name)].get_default(call_default_factory=True)
+
+
+class WorkerTotals(_Lenient):
+    """What a worker's engine has computed, as far as it is shown."""
+
+    tasks: Count = 0
+    prompt_tokens: Count = 0
+    distinct_tokens: Count = 0
+    prefilled_tokens: Count = 0
+    decoded_tokens: Count = 0
+    decode_steps: Count = 0
+    prefill_seconds: Seconds = 0.0
+    decode_seconds: Seconds = 0.0
+
+
+class WorkerRecord(_Lenient):
+    """What a live worker says of itself (`MLXWorker.describe`)."""
+
+    serves: list[str] | None = None
+    model: str = ""
+    host: str = ""
+    machine: str = ""
+    pid: Count = 0
+    prefix_sharing: str = ""
+    capacity: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    ended: Count = 0
+    paused: str | None = None
+    totals: WorkerTotals = Field(default_factory=WorkerTotals)
 
 
 def live_workers(connection: Redis) -> list[dict[str, Any]]:
@@ -16,29 +73,27 @@ def live_workers(connection: Redis) -> list[dict[str, Any]]:
     A worker that died is gone when its record's time to live is over.
     """
     prefix = BaseWorker.redis_worker_namespace_prefix
-    names = sorted(
-        as_text(key).removeprefix(prefix)
-        for key in connection.smembers(BaseWorker.redis_workers_keys)
-    )
+    members = reading.texts(reading.ask(connection.smembers, BaseWorker.redis_workers_keys))
+    names = sorted(member.removeprefix(prefix) for member in members)
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.get(keys.worker(name))
             pipe.hget(f"{prefix}{name}", "birth")
-        found = pipe.execute()
+        found = reading.ask_all(pipe)
     return [
-        {"name": name, "born": as_text(born or b""), **said}
+        {**said.model_dump(), "name": name, "born": reading.time(born)}
         for name, record, born in zip(names, found[::2], found[1::2], strict=True)
         if (said := _read(record)) is not None
     ]
 
 
-def _read(record: bytes | None) -> dict[str, Any] | None:
+def _read(record: Any) -> WorkerRecord | None:
     """Reads what a worker said of itself; None where it is gone, or said nothing that we know."""
-    try:
-        said = json.loads(record or b"")
-    except ValueError:
+    said = reading.json_object(record)
+    if isinstance(said, Unreadable):
         return None
-    return said if isinstance(said, dict) and isinstance(said.get("serves"), list) else None
+    worker = WorkerRecord.model_validate(said)
+    return None if worker.serves is None else worker
 
 
 def workers_for(connection: Redis, model: str) -> list[dict[str, Any]]:

@@ -29,13 +29,14 @@ ROLES = ("producer", "server", "worker")
 
 SCRIPTS = {
     "producer": (
-        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
-        *("jobs/queue/cancel.lua", "jobs/queue/reserve.lua", "jobs/queue/sweep.lua"),
+        *("jobs/queue/any_type.lua", "jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
+        *("jobs/queue/finish.lua", "jobs/queue/cancel.lua", "jobs/queue/reserve.lua"),
+        "jobs/queue/sweep.lua",
     ),
     "server": (
-        *("jobs/queue/backlog.lua", "jobs/queue/enqueue.lua", "jobs/queue/finish.lua"),
-        *("jobs/queue/cancel.lua", "jobs/queue/reserve.lua", "jobs/queue/sweep.lua"),
-        "jobs/queue/webhooks.lua",
+        *("jobs/queue/any_type.lua", "jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
+        *("jobs/queue/finish.lua", "jobs/queue/cancel.lua", "jobs/queue/reserve.lua"),
+        *("jobs/queue/sweep.lua", "jobs/queue/webhooks.lua"),
     ),
     "worker": (
         "jobs/queue/finish.lua",
@@ -49,7 +50,7 @@ SCRIPTS = {
 }
 """What each part runs inside Redis."""
 
-CALLED = r"(?:redis\.call|attempt|write)\('(\w+)'"
+CALLED = r"(?:redis\.call|attempt|write|add)\('(\w+)'"
 """How a command stands in a script."""
 
 CLIENTS = ("openai", "httpx", "httpcore", "asyncio")

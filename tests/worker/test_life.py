@@ -113,9 +113,14 @@ class TestAnswers:
         self, start_worker: StartWorker
     ) -> None:
         # half of a surrogate pair, as a model may write with a JSON escape
-        texts = iter([{"object": "x", "text": "\ud83d"}, failure("odd", "\ud83d")])
+        choice = {"text": "\ud83d", "finish_reason": "stop"}
+        answer = {"object": "text_completion", "choices": [choice]}
+        texts = iter([answer, failure("odd", "\ud83d")])
         worker = start_worker(FakeEngine(answer_with=lambda task: next(texts)))
-        assert submit(messages=HI).result(PATIENCE) == {"object": "x", "text": "?"}
+        assert submit(messages=HI).result(PATIENCE) == {
+            "object": "text_completion",
+            "choices": [{"text": "?", "finish_reason": "stop"}],
+        }
         with pytest.raises(JobFailed) as failed:
             submit(messages=HI).result(PATIENCE)
         assert failed.value.error["message"] == "?"

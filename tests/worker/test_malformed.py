@@ -22,6 +22,7 @@ from mlx_rq import Job, JobFailed, submit
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER, InertJob
+from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.recovery import reap, recover_expired
 
@@ -329,6 +330,46 @@ class TestRecords:
         connection.set(f"rq:finished:{QUEUE}", "x")
         assert recover_expired(connection, mine.queues) == 1
         assert low.status() == "queued"
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *(f"rq:wip:{QUEUE}", "rq:executions:{id}", "rq:worker:{name}:executions"),
+            *("rq:worker:{name}", "rq:workers", "mlx-rq:worker:{name}", "mlx-rq:aboard:{name}"),
+            *("mlx-rq:recovery", "mlx-rq:bell:default", f"mlx-rq:backlog-state:{QUEUE}"),
+        ],
+    )
+    def test_a_worker_goes_on_though_a_key_of_its_own_holds_something_else(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, key: str
+    ) -> None:
+        worker = start_worker(FakeEngine(hold=True))
+        jobs = [submit(messages=HI), submit(messages=HI)]
+        worker.engine.wait_for_tasks(2)
+        key = key.format(id=jobs[0].id, name=worker.name)
+        connection.delete(key)
+        connection.xadd(key, {"x": "y"})
+
+        worker.worker._leases.renew()
+        jobs.append(submit(messages=HI))  # claimed beside them
+        worker.engine.wait_for_tasks(3)
+        worker.engine.release()
+
+        for job in jobs:
+            assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+        assert [one["name"] for one in live_workers(connection)] == [worker.name]
+        assert worker.stop() == 3
+
+    @pytest.mark.parametrize("how", ["hand back", "reap"])
+    def test_jobs_whose_registry_was_made_anew_go_back(
+        self, redis_url: str, connection: Redis, how: str
+    ) -> None:
+        first, second = submit(messages=HI), submit(messages=HI)
+        mine = claims(connection)
+        claimed = mine.take(5)
+        connection.delete(f"rq:wip:{QUEUE}")
+        returned = mine.hand_back(claimed) if how == "hand back" else reap(connection, "w")
+        assert returned == 2
+        assert [first.status(), second.status()] == ["queued", "queued"]
 
     def test_an_answer_to_what_is_no_job_any_more_is_given_up(
         self, redis_url: str, connection: Redis, start_worker: StartWorker

@@ -43,7 +43,7 @@ class Unreliable:
         execute, execute_command = Pipeline.execute, Redis.execute_command
 
         def pipeline(pipe: Any, *arguments: Any, **options: Any) -> Any:
-            ends = any(script.script == END for script in pipe.scripts)
+            ends = any(script.script.endswith(END) for script in pipe.scripts)
             whose = pipe.connection_pool is self._pool and ends
             return self._try("commit" if whose else "", execute, pipe, *arguments, **options)
 

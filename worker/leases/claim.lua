@@ -127,6 +127,7 @@ end
 
 -- Takes jobs of one queue. Returns true where a suspect was met: then nothing more is claimed.
 local function take(queue, list, registry)
+  mend(list, given.job_prefix)
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
   if entries == 0 then settle(list) end -- emptied, perhaps by RQ

@@ -17,7 +17,7 @@ from rq.job import Job as RQJob
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import lost_from
 from mlx_rq.jobs.queue.finish import Lease, execution_key_parts
 from mlx_rq.jobs.queue.options import (
@@ -190,14 +190,14 @@ class Claims:
             queue_name=queue.name,
             rank=(number - 1) // len(self._models),
             data=data,
-            result_ttl=int(_number(result_ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
-            timeout=_number(meta.get("timeout"), 0, MAX_SECONDS),
+            result_ttl=int(reading.number(result_ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
+            timeout=reading.number(meta.get("timeout"), 0, MAX_SECONDS),
             attempt=lost + 1,
             max_attempts=most,
             lease=Lease(execution_id.decode(), self._worker_name, started_at),
             suspect=bool(suspect),
             stream=meta.get("stream") is True,
-            submitted_at=_number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
+            submitted_at=reading.number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )
 
     def say_idle(self, seconds: int) -> None:
@@ -216,9 +216,9 @@ class Claims:
         with self._connection.pipeline(transaction=False) as pipe:
             for model in self._models:
                 pipe.get(keys.idle(model))
-            names = pipe.execute()
-        mine = self._worker_name.encode()
-        return {m for m, name in zip(self._models, names, strict=True) if name not in (None, mine)}
+            names = [reading.text(reply) for reply in reading.ask_all(pipe)]
+        nobody = ("", self._worker_name)
+        return {m for m, name in zip(self._models, names, strict=True) if name not in nobody}
 
     def newly_lost(self) -> int:
         """Counts the jobs that were gone when their turn came, since this was asked last."""
@@ -231,7 +231,11 @@ class Claims:
 
     def wait(self, seconds: float) -> None:
         """Returns when a producer rings the wake-up of one of the models, or after some seconds."""
-        self._connection.blpop([keys.wake_up(model) for model in self._models], timeout=seconds)
+        names = [keys.wake_up(model) for model in self._models]
+        if reading.ask(self._connection.blpop, names, timeout=seconds) is reading.WRONG_TYPE:
+            for name in names:
+                if reading.ask(self._connection.llen, name) is reading.WRONG_TYPE:
+                    self._connection.delete(name)
 
     def hand_back(
         self, jobs: Iterable[ClaimedJob], *, count: Count = "no", to_others: bool = False
@@ -239,12 +243,3 @@ class Claims:
         """Gives jobs back; returns how many were still ours. Arguments as in `give_back.lua`."""
         held = [Held(job.id, job.lease.execution_id, job.queue_name) for job in jobs]
         return give_back(self._connection, held, count=count, to_others=to_others)
-
-
-def _number(value: Any, least: float, most: float) -> float | None:
-    """Reads a number of a job's record; None where it has none, or one that makes no sense."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if least <= number <= most else None

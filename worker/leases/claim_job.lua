@@ -24,7 +24,8 @@ end
 local function waiting(job_id)
   if not string.match(job_id, '^[%w_-]+$') then return nil end
   local fields = attempt('HMGET', given.job_prefix .. job_id, 'status', 'meta', 'retries_left')
-  if not fields or fields[1] ~= 'queued' then return nil end
+  if not fields or not fields[1] then return nil end
+  if fields[1] == 'started' or is_settled(fields[1]) then return nil end
   local decoded, meta = pcall(cjson.decode, fields[2] or '{}')
   if not decoded or type(meta) ~= 'table' then meta = {} end
   local attempts = given.default_attempts

@@ -113,7 +113,7 @@ end
 
 -- Lets jobs join that only RQ's list knows, a piece of the list at each claim.
 local function adopt(list, backlog)
-  local from = tonumber(attempt('HGET', backlog.state, 'scanned') or '') or 0
+  local from = whole(attempt('HGET', backlog.state, 'scanned'), 0, MOST) or 0
   if from >= redis.call('LLEN', list) then from = 0 end
   for _, job_id in ipairs(redis.call('LRANGE', list, from, from + LOOKED_AT - 1)) do
     local job = waiting(job_id)

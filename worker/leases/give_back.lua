@@ -18,25 +18,31 @@ if given.expired_before and lease_end and tonumber(lease_end) > given.expired_be
   return 0 -- renewed after all
 end
 -- The execution's record ends with the lease; the job's own says the same.
-local worker = attempt('HGET', record, 'worker_name') or attempt('HGET', job, 'worker_name') or ''
+local recorded, holder = attempt('HGET', record, 'worker_name'), attempt('HGET', job, 'worker_name')
+local worker = recorded or holder or ''
 attempt('ZREM', executions, given.execution_id)
 attempt('SREM', given.worker_prefix .. worker .. given.worker_suffix, composite)
 redis.call('DEL', record)
-if not lease_end then return 0 end
-redis.call('ZREM', registry, composite)
-if attempt('HGET', job, 'status') ~= 'started' then return 0 end
+-- The registry may have been something else meanwhile, and is made anew without what it held.
+if not lease_end and not (recorded and recorded == holder) then return 0 end
+attempt('ZREM', registry, composite)
+local status = attempt('HGET', job, 'status')
+if not status or status == 'queued' or is_settled(status) then return 0 end
 
 if given.count == 'in_flight' then
   local in_flight = attempt('GET', given.in_flight_prefix .. worker)
   local was_in_flight = not in_flight
     or string.find(' ' .. in_flight .. ' ', ' ' .. given.job_id .. ' ', 1, true)
-  local retries_left = tonumber(redis.call('HGET', job, 'retries_left') or '')
+  local retries_left = whole(redis.call('HGET', job, 'retries_left'), 0, MOST)
   if was_in_flight and retries_left and retries_left > 0 then
     redis.call('HSET', job, 'retries_left', retries_left - 1)
   end
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
-write('LPUSH', queue, given.job_id)
+if not attempt('LPUSH', queue, given.job_id) then
+  mend(queue, string.sub(job, 1, -#given.job_id - 1))
+  redis.call('LPUSH', queue, given.job_id)
+end
 write('LPUSH', backlog_of(queue).returned, given.job_id)
 local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
 if not decoded or type(meta) ~= 'table' then meta = {} end

@@ -16,15 +16,15 @@ from redis.client import Pipeline
 from rq import Queue
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
-from rq.worker import BaseWorker
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import recover_expired
+from mlx_rq.worker.leases.rq_registration import RQRegistration
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -35,7 +35,7 @@ class LeaseKeeper(threading.Thread):
     def __init__(
         self,
         connection: Redis,
-        worker: BaseWorker,
+        worker: RQRegistration,
         *,
         lease_seconds: int,
         stall_seconds: float,
@@ -115,9 +115,12 @@ class LeaseKeeper(threading.Thread):
                 execution: Execution = job.execution
                 execution.heartbeat(registry, self._lease_seconds, pipe)
             pipe.expire(keys.in_flight(self._worker.name), self._in_flight_seconds)
+            pipe.sadd(self._worker.redis_workers_keys, self._worker.key)
             pipe.hexists(self._worker.key, "birth")
-            *_, known = pipe.execute()
-        if not known:
+            *_, listed, known = reading.ask_all(pipe)
+        if reading.WRONG_TYPE in (listed, known):
+            self._worker.sign_on_again()
+        elif not known:
             self._register_again()
         self.alone = not any(
             set(other["serves"]) & set(self._describe()["serves"])
@@ -148,8 +151,7 @@ class LeaseKeeper(threading.Thread):
             "Redis lost its data (was it started without an append-only file?): the jobs that "
             "waited in it are gone; answers to those that run here will be kept on disk"
         )
-        self._connection.delete(self._worker.key)
-        self._worker.register_birth()
+        self._worker.sign_on_again()
 
     def _recover_expired(self) -> None:
         """Puts the jobs of dead workers back into their queues.

@@ -13,10 +13,9 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from redis import Redis
-from redis.exceptions import ResponseError
 from rq import Queue
 from rq.executions import ExecutionRegistry
 from rq.job import Job as RQJob
@@ -24,7 +23,7 @@ from rq.utils import current_timestamp
 from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.finish import execution_key_parts, key_names
 from mlx_rq.jobs.queue.scripts import backlog_script, by_name, load_script
 from mlx_rq.jobs.queue.workers import live_workers
@@ -40,11 +39,6 @@ _AT_ONCE = 1000
 def script_of(*names: str) -> str:
     """Reads one of the worker's scripts, in pieces, with what stands before each of them."""
     return backlog_script() + "".join(load_script(__package__, name) for name in names)
-
-
-def is_of_another_type(reply: object) -> bool:
-    """Tells the error of a key that somebody has put something else into."""
-    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
 
 
 class Held(NamedTuple):
@@ -131,25 +125,20 @@ def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
     held: list[Held] = []
     for queue in queues:
         names = key_names(queue.name)
-        try:
-            expired = connection.zrange(
-                names["started"], "-inf", now, byscore=True, offset=0, num=_AT_ONCE
-            )
-            held += [_held(composite, queue.name) for composite in expired]
-            for registry in ("finished", "failed", "canceled"):
-                connection.zremrangebyscore(names[registry], "-inf", now)
-        except ResponseError as error:
-            if not is_of_another_type(error):
-                raise
-            logger.error("queue %s: one of its keys holds something else: %s", queue.name, error)
+        expired = reading.ask(
+            connection.zrange, names["started"], "-inf", now, byscore=True, offset=0, num=_AT_ONCE
+        )
+        held += [_held(composite, queue.name) for composite in reading.texts(expired)]
+        for registry in ("finished", "failed", "canceled"):
+            reading.ask(connection.zremrangebyscore, names[registry], "-inf", now)
     returned = give_back(connection, held, count="in_flight", expired_before=now) if held else 0
     if returned:
         logger.warning("the leases of %d jobs ran out: they are queued again", returned)
     return returned
 
 
-def _held(composite: Any, queue_name: str) -> Held:
-    job_id, _, execution_id = _text(composite).rpartition(":")
+def _held(composite: str, queue_name: str) -> Held:
+    job_id, _, execution_id = composite.rpartition(":")
     return Held(job_id, execution_id, queue_name)
 
 
@@ -160,41 +149,29 @@ def reap(connection: Redis, worker_name: str) -> int:
     """
     parts = execution_key_parts()
     executions = f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
-    leases = [_held(composite, "") for composite in connection.smembers(executions)]
+    members = reading.texts(reading.ask(connection.smembers, executions))
+    leases = [_held(composite, "") for composite in members]
     with connection.pipeline(transaction=False) as pipe:
         for lease in leases:
             pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
-        records = pipe.execute(raise_on_error=False)
+        records = reading.ask_all(pipe)
     held = [
-        (_text(enqueued_at or b""), lease._replace(queue_name=_text(origin)))
-        for lease, (origin, enqueued_at) in zip(leases, map(_fields, records), strict=True)
-        if origin is not None and keys.is_ours(_text(origin))
+        (reading.text(fields[1]), lease._replace(queue_name=reading.text(fields[0])))
+        for lease, fields in zip(leases, records, strict=True)
+        if fields is not reading.WRONG_TYPE and keys.is_ours(reading.text(fields[0]))
     ]
     in_order = [lease for _, lease in sorted(held)]
     returned = give_back(connection, in_order, count="in_flight") if in_order else 0
     record = f"{BaseWorker.redis_worker_namespace_prefix}{worker_name}"
-    queues = _text(connection.hget(record, "queues") or b"")
+    queues = reading.text(reading.ask(connection.hget, record, "queues"))
     for listed_in in (
         BaseWorker.redis_workers_keys,
         *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",")),
     ):
-        connection.srem(listed_in, record)
+        reading.ask(connection.srem, listed_in, record)
     ours = (keys.worker(worker_name), keys.in_flight(worker_name), keys.worker_name(worker_name))
     connection.delete(record, executions, *ours)
     return returned
-
-
-def _fields(reply: Any) -> Any:
-    """Gives two fields of a job's record; none where its key holds something else."""
-    if is_of_another_type(reply):
-        return None, None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def reap_dead_of_this_machine(connection: Redis) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 from redis.exceptions import RedisError
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
+from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import NameLease, NameTaken
@@ -26,6 +28,7 @@ class RQRegistration(BaseWorker):
     def sign_on(self, name: NameLease) -> None:
         """Takes the name, enters RQ's lists and listens for commands; raises NameTaken."""
         name.take()
+        self._make_room()
         try:
             self.register_birth()  # type: ignore[no-untyped-call]
         except ValueError:
@@ -42,16 +45,35 @@ class RQRegistration(BaseWorker):
         self.teardown()  # type: ignore[no-untyped-call]
         name.give_up()
 
+    def sign_on_again(self) -> None:
+        """Enters RQ's lists anew, where they know of this worker no more."""
+        self._make_room()
+        self.connection.delete(self.key)
+        self.register_birth()  # type: ignore[no-untyped-call]
+
+    def _make_room(self) -> None:
+        """Deletes the keys of RQ's lists, and of this worker, that hold another type."""
+        for name in (
+            self.redis_workers_keys,
+            *map(WORKERS_BY_QUEUE_KEY.__mod__, self.queue_names()),
+        ):
+            if reading.ask(self.connection.srem, name, "") is reading.WRONG_TYPE:
+                self.connection.delete(name)
+        if reading.ask(self.connection.hget, self.key, "birth") is reading.WRONG_TYPE:
+            self.connection.delete(self.key)
+
     def say_state(self, state: WorkerStatus) -> None:
         """Tells RQ what this worker does, unless it knows."""
-        if self.get_state() != state:
-            self.set_state(state)
+        if self.get_state() == state:
+            return
+        if reading.ask(self.set_state, state) is reading.WRONG_TYPE:
+            self.sign_on_again()
 
     def was_forgotten_since(self, job: ClaimedJob) -> bool:
         """Tells whether Redis lost its data, and with it this worker's birth, since a claim."""
         assert self.birth_date is not None
         try:
-            known = self.connection.hexists(self.key, "birth")
+            known = reading.ask(self.connection.hexists, self.key, "birth")
         except RedisError:
             return True
         forgotten = not known or job.lease.started_at < self.birth_date

@@ -9,10 +9,9 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError, ResponseError
 
 from mlx_rq.engine.interface import Outcome
-from mlx_rq.jobs.openai.errors import error_in
-from mlx_rq.jobs.queue.finish import FinishState, finish_job
+from mlx_rq.jobs.queue.finish import finish_job
+from mlx_rq.jobs.queue.results import ending_of
 from mlx_rq.worker.leases.claim import ClaimedJob
-from mlx_rq.worker.leases.recovery import is_of_another_type
 from mlx_rq.worker.tasks import no_answer
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -49,9 +48,7 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
         replies = pipe.execute(raise_on_error=False)
     committed = Committed(0, [], [], [])
     for (job, outcome), reply in zip(finished, replies, strict=True):
-        if is_of_another_type(reply):  # no job is in its key any more
-            committed.unknown.append((job, outcome))
-        elif isinstance(reply, ResponseError):
+        if isinstance(reply, ResponseError):
             logger.error("job %s: Redis did not take the answer: %s", job.id, reply)
             committed.refused.append((job, outcome))
         elif isinstance(reply, RedisError):
@@ -72,15 +69,8 @@ def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str
         connection,
         job_id=job.id,
         queue_name=job.queue_name,
-        ending=_ending(result),
+        ending=ending_of(result),
         outcome=result,
         result_ttl=job.result_ttl,
         lease=job.lease,
     )
-
-
-def _ending(result: Mapping[str, Any]) -> FinishState:
-    error = error_in(result)
-    if error is None:
-        return "finished"
-    return "canceled" if error["type"] == "cancelled" else "failed"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from redis import Redis
 
 from mlx_rq.engine.interface import Engine, Partial
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.stream import Delta, Kind, publish
 
@@ -62,10 +63,19 @@ class StreamPublisher:
                     told[choice, kind] = told.get((choice, kind), "")[:at] + text
 
     def _send(self, news: Mapping[str, list[Delta]]) -> None:
+        if self._put(news):
+            return
+        for job_id, deltas in news.items():  # again, which followers do not mind
+            if not self._put({job_id: deltas}):
+                self._connection.delete(keys.stream(job_id))  # what is there is no good to anybody
+                self._put({job_id: deltas})
+
+    def _put(self, news: Mapping[str, list[Delta]]) -> bool:
+        """Sends it; says whether each of the keys was a stream."""
         with self._connection.pipeline() as pipe:
             for job_id, deltas in news.items():
                 publish(pipe, job_id, deltas)
-            pipe.execute()
+            return reading.WRONG_TYPE not in reading.ask_all(pipe)
 
     def _redis_failed(self, error: Exception) -> None:
         logger.warning("Redis did not take the text of %d jobs: %s", len(self._told), error)

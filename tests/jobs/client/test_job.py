@@ -47,6 +47,9 @@ def held(start_worker: StartWorker) -> RunningWorker:
     return start_worker(FakeEngine(hold=True, capacity=1000))
 
 
+ANSWER = {"object": "chat.completion", "choices": [{"message": {}, "finish_reason": "stop"}]}
+
+
 def finish(connection: Redis, job: Job) -> None:
     """Ends a job as a worker does."""
     finish_job(
@@ -55,7 +58,7 @@ def finish(connection: Redis, job: Job) -> None:
         job_id=job.id,
         queue_name=keys.queue_name("default", "default"),
         ending="finished",
-        outcome={"object": "chat.completion"},
+        outcome=ANSWER,
         result_ttl=60,
     )
 
@@ -111,7 +114,7 @@ class TestResult:
         then_end("execute_command", Redis)
         then_end("execute", Pipeline)
 
-        assert job.result(timeout=PATIENCE) == {"object": "chat.completion"}
+        assert job.result(timeout=PATIENCE) == ANSWER
 
     def test_it_can_be_read_again(self, worker: RunningWorker) -> None:
         job = submit(messages=HI)
@@ -142,6 +145,7 @@ class TestResult:
     ) -> None:
         # as a Response of OpenAI's does, in its own field
         answer = {"id": "resp_1", "object": "response", "error": None, "output": []}
+        answer["status"] = "completed"
         start_worker(FakeEngine(answer_with=lambda task: answer))
         job = submit(messages=HI)
         assert job.result(PATIENCE) == answer

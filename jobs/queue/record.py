@@ -1,0 +1,60 @@
+"""What Redis knows of a job: RQ's record of it, and its result."""
+
+from typing import Any, NamedTuple
+
+from redis import Redis
+from rq.job import Job as RQJob
+from rq.job import JobStatus
+
+from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.results import Outcome, ending_of, read_result
+
+_ENDED = {
+    status.value.encode()
+    for status in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
+}
+
+
+class JobRecord(NamedTuple):
+    """What was known of a job at one moment; what cannot be read, or is not there, is empty.
+
+    `status` is RQ's word.
+    """
+
+    status: str
+    origin: str
+    created_at: str
+    started_at: str
+    ended_at: str
+    worker: str
+
+
+def read_outcome(connection: Redis, job_id: str) -> tuple[Outcome | None, str]:
+    """Reads the result of a job, None where there is none, and its status."""
+    with connection.pipeline() as pipe:  # in one step: the end could come between two
+        pipe.get(keys.result(job_id))
+        pipe.hget(RQJob.key_for(job_id), "status")
+        result, status = reading.ask_all(pipe)
+    return read_result(job_id, result), reading.text(status)
+
+
+def read_record(connection: Redis, job_id: str) -> JobRecord | None:
+    """Reads all of it; None where there is no such job (any more)."""
+    times = ("created_at", "started_at", "ended_at")
+    with connection.pipeline() as pipe:
+        pipe.get(keys.result(job_id))
+        pipe.hmget(RQJob.key_for(job_id), "status", "origin", "worker_name", *times)
+        result, fields = reading.ask_all(pipe)
+    if isinstance(fields, reading.Unreadable) or not fields[0]:
+        return None
+    status, origin, worker = map(reading.text, fields[:3])
+    created_at, started_at, ended_at = map(reading.time, fields[3:])
+    outcome = read_result(job_id, result)
+    if status == JobStatus.FINISHED.value and outcome is not None:
+        status = ending_of(outcome)  # failed, where the result cannot be read
+    return JobRecord(status, origin, created_at, started_at, ended_at, worker)
+
+
+def has_ended(status: Any) -> bool:
+    """Tells whether a job has ended, by the reply about its status; so has one that is gone."""
+    return not isinstance(status, bytes) or status in _ENDED
