@@ -30,6 +30,7 @@ from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
 from mlx_rq.jobs.batch.state import open_state
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.options import BATCH_PRIORITY, JobOptions
 from mlx_rq.jobs.queue.retry import RedisRetry
 
 logger = logging.getLogger("mlx_rq.api_stub")
@@ -82,8 +83,9 @@ class BatchRunner:
         completion_window: str,
         metadata: Mapping[str, str] | None,
         output_lifetime: int | None,
+        client: str | None,
     ) -> Record:
-        """Accepts a batch and starts it; what is wrong with its file it says later, as `failed`."""
+        """Accepts a client's batch and starts it; what is wrong with its file, that says later."""
         now = int(time.time())
         record: dict[str, Any] = {
             "id": new_id("batch_"),
@@ -100,13 +102,13 @@ class BatchRunner:
             record["metadata"] = metadata
         folder = self._folder / record["id"]
         folder.mkdir(mode=0o700)
-        if self._files.find(input_file_id) is not None:
+        if self._files.find(client, input_file_id) is not None:
             os.link(self._files.path(input_file_id), folder / "input.jsonl")
         if output_lifetime is not None:
             (folder / "output_lifetime").write_text(str(output_lifetime))
             sync_path(folder / "output_lifetime")
         sync_path(folder)
-        self.records.put(record)
+        self.records.add(record, client)
         self._threads.submit(self._run, record["id"])
         return record
 
@@ -202,6 +204,10 @@ class _Run:
         assert record is not None
         return record
 
+    @property
+    def _owner(self) -> str | None:
+        return self._runner.records.owner(self._id)
+
     def run(self) -> None:
         if self._record["status"] == "validating" and (faults := self._faults()):
             self._runner._advance(self._id, "failed", errors=_errors(faults))
@@ -224,6 +230,7 @@ class _Run:
         options = BatchOptions(
             order="finished",
             skip_bad_lines=True,
+            job=JobOptions(BATCH_PRIORITY, owner=self._owner),
             redis_url=self._runner._redis_url,
         )
         with open_state(self._folder / "state", self._id) as state:
@@ -292,7 +299,9 @@ class _Run:
                 continue
             if path is not None and path.exists() and path.stat().st_size:
                 filename = f"{self._id}_{path.name}"
-                file = self._runner._files.adopt(path, filename, self._output_lifetime())
+                file = self._runner._files.adopt(
+                    path, filename, self._output_lifetime(), self._owner
+                )
                 self._adopted[name] = file["id"]
         return dict(self._adopted)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_rq.api_stub.errors import ApiError, error_response, internal_error
 from mlx_rq.api_stub.metrics import Requests
-from mlx_rq.api_stub.settings import Settings, is_loopback
+from mlx_rq.api_stub.settings import ANYONE, Settings, is_loopback
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 
 ESCAPED = 2
@@ -32,8 +32,8 @@ MAX_UPLOAD_BYTES = 200 * 1024 * 1024
 _FORM_BYTES = 64 * 1024
 """Room for the other fields of an upload."""
 
-OWNER = "owner"
-"""Under this name a request's state says whose it is."""
+CLIENT = "client"
+"""Under this name a request's state says who sent it; None where no keys are asked for."""
 
 _UPLOADS = "/v1/files"
 _OPEN_TO_ALL = frozenset({"/health", "/docs", "/openapi.json"})
@@ -83,20 +83,20 @@ class AccessCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_TO_ALL:
             try:
-                owner = self._owner(Headers(scope=scope))
-                scope.setdefault("state", {})[OWNER] = owner
-                self._rates.take(owner)
+                client = self._client(Headers(scope=scope))
+                scope.setdefault("state", {})[CLIENT] = client
+                self._rates.take(client or ANYONE)
             except ApiError as error:
                 response = error_response(error.status, error.error, error.headers)
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _owner(self, headers: Headers) -> str:
+    def _client(self, headers: Headers) -> str | None:
         """Says who asks; raises ApiError where nobody may."""
         if not self._settings.keys:
             self._refuse_web_pages(headers)
-            return "anyone"
+            return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise ApiError(
@@ -105,8 +105,8 @@ class AccessCheck:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        owner = self._settings.keys.owner(key.strip())
-        if owner is None:
+        client = self._settings.keys.client(key.strip())
+        if client is None:
             raise ApiError(
                 401,
                 "Incorrect API key provided. The keys are in the file that the server was "
@@ -114,7 +114,7 @@ class AccessCheck:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return owner
+        return client
 
     def _refuse_web_pages(self, headers: Headers) -> None:
         """Raises ApiError for a foreign web page that has a browser on this machine ask for it.

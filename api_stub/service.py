@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -19,20 +20,21 @@ from mlx_rq.api_stub.batch_runner import BatchRunner
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.file_store import FileStore, lock_folder
 from mlx_rq.api_stub.metrics import Requests
-from mlx_rq.api_stub.middleware import OWNER
+from mlx_rq.api_stub.middleware import CLIENT
 from mlx_rq.api_stub.quota import Quota, Room
-from mlx_rq.api_stub.settings import Settings
+from mlx_rq.api_stub.settings import ANYONE, Settings
 from mlx_rq.api_stub.webhooks import Webhooks
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.submit import send
-from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.owners import may_see, may_see_job
 from mlx_rq.jobs.queue.prepare import prepare
 from mlx_rq.jobs.queue.workers import live_workers
 
@@ -101,8 +103,8 @@ class Service:
                 code="missing_required_parameter",
                 param="model",
             )
-        owner: str = request.scope["state"][OWNER]
-        return await run_in_threadpool(self._submit, body, wanted, options, waits, key, owner)
+        options = replace(options, owner=request.scope["state"][CLIENT])
+        return await run_in_threadpool(self._submit, body, wanted, options, waits, key)
 
     def _submit(
         self,
@@ -111,19 +113,31 @@ class Service:
         options: JobOptions,
         waits: bool,
         idempotency_key: str | None,
-        owner: str,
     ) -> Job:
         model = body.get("model")
         if model is None or _is_text(model):  # else submit says what is wrong with it
             with reachable(self.connection):
                 self.check_served(model or ANY_MODEL, waits=waits)
                 self._room.check(self.connection, model or ANY_MODEL)
-        with self._quota.place(self.connection, owner) as place:
-            prepared = with_history(prepare(body, request=wanted), self.redis_url)
+        with self._quota.place(self.connection, options.owner or ANYONE) as place:
+            prepared = prepare(body, request=wanted)
+            prepared = with_history(prepared, self.redis_url, options.owner)
             keys = None if idempotency_key is None else [idempotency_key]
             (job,) = send([prepared], options, keys, redis_url=self.redis_url)
             place.job_id = job.id
             return job
+
+    async def find(self, client: str | None, job_id: str) -> Job:
+        """Gives the job of an id; raises JobNotFound where the client may not see it.
+
+        Whether it is there at all is seen when it is asked.
+        """
+        sees_all = may_see(client, None)
+        if not sees_all and not await run_in_threadpool(
+            may_see_job, self.redis_url, client, job_id
+        ):
+            raise JobNotFound(job_id)
+        return Job(job_id, self.redis_url)
 
     def check_served(self, model: str, *, waits: bool) -> None:
         """Raises ApiError where no live worker serves the model and the job may not wait for one.
@@ -199,7 +213,14 @@ async def _get_batches(request: Request) -> BatchRunner:
     return (await get_service(request)).batches
 
 
+async def _get_client(request: Request) -> str | None:
+    """Says who asks; None where the server asks for no keys."""
+    client: str | None = request.scope["state"][CLIENT]
+    return client
+
+
 TheService = Annotated[Service, Depends(get_service)]
+TheClient = Annotated[str | None, Depends(_get_client)]
 TheFiles = Annotated[FileStore, Depends(_get_files)]
 TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 

@@ -19,7 +19,7 @@ DEFAULT_HTTP_PORT = 8000
     "--api-key-file",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
-    help="A file with one key a line; needed to listen on more than loopback.",
+    help="A file with one key a line, as KEY or NAME: KEY; needed to listen on more than loopback.",
 )
 @option(
     "--data-dir",
