@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from mlx_rq.jobs.openai.errors import (
     ErrorType,
@@ -76,6 +78,11 @@ def _job_failed(_: Request, failure: JobFailed) -> JSONResponse:
     return error_response(status, failure.error, {**NO_RETRY, "x-job-id": failure.job_id})
 
 
+def _hung_up(*_: Any) -> Response:
+    """The client went before its body had come; nobody reads this."""
+    return Response(status_code=499)
+
+
 def _job_not_found(_: Request, error: JobNotFound) -> JSONResponse:
     return error_response(404, error_object(str(error), code="job_not_found", param="id"))
 
@@ -128,6 +135,7 @@ def install(app: FastAPI) -> None:
         JobFailed: _job_failed,
         JobNotFound: _job_not_found,
         RedisUnavailable: _redis_unavailable,
+        ClientDisconnect: _hung_up,
         RedisError: _redis_unavailable,
         HTTPException: _http_exception,
         RequestValidationError: _invalid_parameter,
