@@ -9,9 +9,9 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from mlx_rq.api_stub import errors
+from mlx_rq.api_stub.bodies import BodyLimit
 from mlx_rq.api_stub.middleware import (
     AccessCheck,
-    BodyLimit,
     RequestIds,
     cors_settings,
     refuse_unknown_query,

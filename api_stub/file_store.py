@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from mlx_rq.api_stub.bodies import MAX_UPLOAD_BYTES
 from mlx_rq.api_stub.errors import ApiError, not_found
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
-from mlx_rq.api_stub.middleware import MAX_UPLOAD_BYTES
 from mlx_rq.files import lock, sync
 from mlx_rq.jobs.batch.lines import parse_object, read_lines
 from mlx_rq.jobs.openai.errors import RequestError

@@ -5,7 +5,6 @@ an endpoint waits (`long_poll.py`) or whose id it answers with.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -223,39 +222,6 @@ TheService = Annotated[Service, Depends(get_service)]
 TheClient = Annotated[str | None, Depends(_get_client)]
 TheFiles = Annotated[FileStore, Depends(_get_files)]
 TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
-
-
-async def read_json(request: Request) -> dict[str, Any]:
-    """Reads the body as a JSON object; raises ApiError or RequestError where it is none.
-
-    Only `application/json`: a web page can send other types from a browser without asking.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ApiError(
-            415,
-            f"Unsupported content type: {media_type or 'none'!r}. Send application/json.",
-            code="unsupported_media_type",
-        )
-    try:
-        body = json.loads(await request.body(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"We could not parse the JSON body of your request: {error}.", code="invalid_json"
-        ) from None
-    if not isinstance(body, dict):
-        raise RequestError(
-            "Invalid body: expected an object, but got another JSON value instead.",
-            code="invalid_type",
-        )
-    return body
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-JsonBody = Annotated[dict[str, Any], Depends(read_json)]
 
 
 def _is_text(value: Any) -> bool:

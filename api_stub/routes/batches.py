@@ -6,11 +6,12 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Record, page
 from mlx_rq.api_stub.openapi import model_body
 from mlx_rq.api_stub.routes.files import read_lifetime
-from mlx_rq.api_stub.service import JsonBody, TheBatches, TheClient
+from mlx_rq.api_stub.service import TheBatches, TheClient
 from mlx_rq.jobs.openai.fields import Metadata, Strict
 from mlx_rq.jobs.openai.validation import read_as
 

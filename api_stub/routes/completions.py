@@ -5,11 +5,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.chunks import ChatChunks, Chunks, CompletionChunks
 from mlx_rq.api_stub.long_poll import keeps_its_job, respond
 from mlx_rq.api_stub.openapi import STREAMED, body_of
 from mlx_rq.api_stub.routes.stored_completions import remember
-from mlx_rq.api_stub.service import JsonBody, Service, TheService
+from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest
 from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions

@@ -2,9 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.long_poll import respond
 from mlx_rq.api_stub.openapi import body_of
-from mlx_rq.api_stub.service import JsonBody, TheService
+from mlx_rq.api_stub.service import TheService
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting
 from mlx_rq.jobs.openai.validation import validate_as

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.job_view import job_view
 from mlx_rq.api_stub.long_poll import wait
 from mlx_rq.api_stub.openapi import any_body
-from mlx_rq.api_stub.service import JsonBody, TheClient, TheService
+from mlx_rq.api_stub.service import TheClient, TheService
 from mlx_rq.api_stub.webhooks import check_target
 from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting

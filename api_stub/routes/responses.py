@@ -9,12 +9,13 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.long_poll import keeps_its_job, respond
 from mlx_rq.api_stub.openapi import STREAMED, body_of
 from mlx_rq.api_stub.response_events import ResponseEvents
-from mlx_rq.api_stub.service import JsonBody, Service, TheClient, TheService
+from mlx_rq.api_stub.service import Service, TheClient, TheService
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.jobs.client.conversation import items_of
 from mlx_rq.jobs.client.job import UNFINISHED, Job

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.openapi import model_body
-from mlx_rq.api_stub.service import JsonBody, Service, TheClient, TheService
+from mlx_rq.api_stub.service import Service, TheClient, TheService
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout, error_in
 from mlx_rq.jobs.openai.fields import Metadata, Strict

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fakes import StartWorker
 from servers import RunningServer, StartServer, run_server
 
-from mlx_rq.api_stub.middleware import ESCAPED
+from mlx_rq.api_stub.bodies import ESCAPED
 from mlx_rq.api_stub.settings import ApiKeys, Settings, check_binding, read_keys
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.sizes import DEFAULT_MAX_BODY, MAX_BODY_VARIABLE
