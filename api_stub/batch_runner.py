@@ -179,7 +179,8 @@ class BatchRunner:
         """Takes a batch to its next status and notes when; a cancellation is not overwritten."""
 
         def change(record: Record) -> Mapping[str, Any]:
-            stamped = {f"{status}_at": int(time.time()), **fields}
+            # What a batch waited for (its note) is over.
+            stamped = {f"{status}_at": int(time.time()), "note": None, **fields}
             keeps = record["status"] == "cancelling" and status == "in_progress"
             return stamped if keeps else {"status": status, **stamped}
 
@@ -252,7 +253,9 @@ class _Run:
             "failed": tally.errors.total(),
         }
         self._runner.records.update(
-            self._id, lambda _: {"request_counts": counts}, durable=not tally.missing
+            self._id,
+            lambda _: {"request_counts": counts, "note": batch.flight.note},
+            durable=not tally.missing,
         )
 
     def _stop_if_due(self, batch: Batch) -> None:

@@ -7,7 +7,7 @@ an endpoint waits (`long_poll.py`) or whose id it answers with.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from redis import Redis
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.batch_runner import BatchRunner
-from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.errors import RETRY_SECONDS, ApiError
 from mlx_rq.api_stub.file_store import FileStore, lock_folder
 from mlx_rq.api_stub.metrics import Requests
 from mlx_rq.api_stub.middleware import CLIENT
@@ -35,7 +35,7 @@ from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.owners import may_see, may_see_job
 from mlx_rq.jobs.queue.prepare import prepare
-from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.jobs.queue.workers import known_models, live_workers
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -141,6 +141,7 @@ class Service:
     def check_served(self, model: str, *, waits: bool) -> None:
         """Raises ApiError where no live worker serves the model and the job may not wait for one.
 
+        What is only away (503 for who `waits`) is told from what never was (404).
         A worker that came a moment ago is seen, because a refusal is never taken from memory.
         """
         now = time.monotonic()
@@ -151,14 +152,11 @@ class Service:
         self._looked_at = now
         if model in self._served or (self.settings.queue_unserved and not waits):
             return
-        others = sorted(self._served - {ANY_MODEL})
-        served = f"Served now: {', '.join(others)}." if others else "No worker is alive."
-        raise ApiError(
-            404,
-            f"The model {model!r} does not exist here: no live worker serves it. {served}",
-            code="model_not_found",
-            param="model",
-        )
+        known = {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
+        if model not in known:
+            raise _never_known(model, self._served - {ANY_MODEL}, known - self._served)
+        if waits:
+            raise _away(model)
 
     @property
     def served(self) -> frozenset[str]:
@@ -222,6 +220,38 @@ TheService = Annotated[Service, Depends(get_service)]
 TheClient = Annotated[str | None, Depends(_get_client)]
 TheFiles = Annotated[FileStore, Depends(_get_files)]
 TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
+
+
+_START = "`mlx-rq worker --model NAME` starts one"
+
+
+def _never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
+    """Makes the error for a model that nobody has heard of; it tells which there are."""
+    there = (
+        f"Served now: {', '.join(sorted(served))}." if served else f"No worker is alive; {_START}."
+    )
+    if named := sorted(away - {ANY_MODEL}):
+        there += f" Away at the moment: {', '.join(named)}."
+    return ApiError(
+        404,
+        f"The model {model!r} does not exist here: no live worker serves it. {there}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def _away(model: str) -> ApiError:
+    """Makes the error for who would wait for an answer while a model's workers are away."""
+    which = "No worker is alive" if model == ANY_MODEL else f"No live worker serves {model!r}"
+    return ApiError(
+        503,
+        f"{which} at the moment; {_START}. Try again soon, or send work that does not wait: "
+        "a batch, a background response or POST /v1/jobs.",
+        code="model_unavailable",
+        param="model",
+        type="server_error",
+        headers={"retry-after": str(RETRY_SECONDS)},
+    )
 
 
 def _is_text(value: Any) -> bool:

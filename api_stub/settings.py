@@ -106,10 +106,11 @@ class Settings:
     """How the server behaves.
 
     `requests_per_minute` is for each key, and so is `jobs_per_key`, the jobs that have not ended;
-    `max_queued` jobs may wait for one model. With `queue_unserved`, the endpoints that do not wait
-    take jobs for models that no live worker serves yet. `keep_on_disconnect` lets a job go on when
-    the client that waits for it is gone. Webhooks are signed with all `webhook_secrets`, sent only
-    where there are any, and only to public addresses and those of `webhook_networks`.
+    `max_queued` jobs may wait for one model. The endpoints that do not wait take jobs for models
+    that workers have served before, for `models`, and with `queue_unserved` for any.
+    `keep_on_disconnect` lets a job go on when the client that waits for it is gone. Webhooks are
+    signed with all `webhook_secrets`, sent only where there are any, and only to public addresses
+    and those of `webhook_networks`.
     """
 
     data_dir: Path
@@ -119,6 +120,7 @@ class Settings:
     requests_per_minute: int | None = None
     jobs_per_key: int | None = None
     max_queued: int = 20_000
+    models: tuple[str, ...] = ()
     queue_unserved: bool = False
     keep_on_disconnect: bool = False
     webhook_secrets: tuple[bytes, ...] = ()

@@ -7,6 +7,7 @@
     mlx-rq:bell:<model>             list     wake-ups by submit, so that an idle worker comes soon
     mlx-rq:idle:<model>             string   a worker that has nothing to do; TTL of seconds
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
+    mlx-rq:models                   zset     names that workers served, by when that was last
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
     mlx-rq:idempotency:<sha256>     hash     job id and body hash of an idempotency key; TTL
     mlx-rq:idempotency:<owner>:…             those of a client of an HTTP server with keys
@@ -42,6 +43,9 @@ WAKE_UP_SECONDS = 24 * 3600
 LIMITS = "mlx-rq:limits"
 
 RECOVERY = "mlx-rq:recovery"
+
+MODELS = "mlx-rq:models"
+MODELS_KEPT = 1000
 
 STORED = "mlx-rq:stored"
 

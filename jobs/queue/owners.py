@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rq.job import Job as RQJob
 
+from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.payload import read_meta
 
@@ -44,7 +45,7 @@ def seen_among(redis_url: str | None, client: str | None, job_ids: Sequence[str]
     with reachable(connection), connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hget(RQJob.key_for(job_id), "meta")
-        metas = pipe.execute()
+        metas = reading.ask_all(pipe)
     return [
         job_id
         for job_id, meta in zip(job_ids, metas, strict=True)

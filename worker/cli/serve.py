@@ -55,9 +55,16 @@ DEFAULT_HTTP_PORT = 8000
     help="Jobs that may wait for a model.",
 )
 @option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="A model that background jobs are taken for though no worker has served it yet.",
+)
+@option(
     "--queue-unserved",
     is_flag=True,
-    help="Take background jobs also for models that no live worker serves yet.",
+    help="Take background jobs for models of any name.",
 )
 @option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
 @option(
@@ -84,6 +91,7 @@ def serve(
     requests_per_minute: int | None,
     jobs_per_key: int | None,
     max_queued: int,
+    models: tuple[str, ...],
     queue_unserved: bool,
     keep_on_disconnect: bool,
     webhook_secret_file: Path | None,
@@ -101,6 +109,7 @@ def serve(
         requests_per_minute=requests_per_minute,
         jobs_per_key=jobs_per_key,
         max_queued=max_queued,
+        models=models,
         queue_unserved=queue_unserved,
         keep_on_disconnect=keep_on_disconnect,
         webhook_secrets=read_secrets(webhook_secret_file) if webhook_secret_file else (),

@@ -20,7 +20,7 @@ from rq.registry import StartedJobRegistry
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
-from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.recovery import recover_expired
 from mlx_rq.worker.leases.rq_registration import RQRegistration
@@ -123,9 +123,11 @@ class LeaseKeeper(threading.Thread):
 
     def say(self, pipe: Pipeline | None = None) -> None:
         """Says what the worker serves and has done; the record ends by itself where nobody does."""
-        self_told = json.dumps(self._describe())
+        described = self._describe()
         client = self._connection if pipe is None else pipe
-        client.set(keys.worker(self._worker.name), self_told, ex=2 * self._lease_seconds)
+        name = keys.worker(self._worker.name)
+        client.set(name, json.dumps(described), ex=2 * self._lease_seconds)
+        remember_served(client, described["serves"])
 
     def say_in_flight(self, job_ids: Iterable[str]) -> None:
         """Says which jobs are being generated: whose attempt it was, should the worker die now."""
