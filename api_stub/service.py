@@ -26,7 +26,7 @@ from mlx_rq.api_stub.webhooks import Webhooks
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.submit import send
-from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
+from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.surrogates import writable
@@ -173,6 +173,7 @@ class Service:
 
     async def run(self) -> None:
         """Runs batches, sends webhooks, and deletes expired files, until it is cancelled."""
+        await run_in_threadpool(self._look_for_redis)
         self.batches.resume()
         webhooks = asyncio.create_task(self.webhooks.run())
         try:
@@ -183,6 +184,14 @@ class Service:
             webhooks.cancel()
             self.batches.close()
             self._lock.close()
+
+    def _look_for_redis(self) -> None:
+        """Says so where there is no Redis, which requests would find out one by one."""
+        try:
+            with reachable(self.connection):
+                self.connection.ping()
+        except RedisUnavailable as error:
+            logger.warning("%s Until then, requests are answered with 503.", error)
 
     async def _sweep(self) -> None:
         """Deletes files and folders that nobody needs; what goes wrong is tried again later."""
