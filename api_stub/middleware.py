@@ -25,6 +25,9 @@ CLIENT = "client"
 _OPEN_TO_ALL = frozenset({"/health", "/docs", "/openapi.json"})
 """Paths that tell nothing of the work: health checks and the description need no key."""
 
+ASSETS = "/docs/assets"
+"""Below it are scripts and styles of the description, which come from a package."""
+
 
 class RequestIds:
     """Sends `x-request-id` with every answer, and answers what nobody else caught."""
@@ -67,7 +70,7 @@ class AccessCheck:
         self._rates = RateLimit(settings.requests_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_TO_ALL:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             try:
                 client = self._client(Headers(scope=scope))
                 scope.setdefault("state", {})[CLIENT] = client
@@ -125,6 +128,10 @@ class AccessCheck:
                 f"Pages from {origin!r} may not use this server; --allow-origin lets them.",
                 code="origin_not_allowed",
             )
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_TO_ALL or path.startswith(f"{ASSETS}/")
 
 
 def _split(url: str) -> SplitResult:

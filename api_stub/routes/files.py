@@ -7,9 +7,10 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
+from mlx_rq.api_stub.answers import Deleted, File, Page
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
-from mlx_rq.api_stub.openapi import upload_form
+from mlx_rq.api_stub.openapi import answers, upload_form
 from mlx_rq.api_stub.service import TheClient, TheFiles
 
 router = APIRouter(tags=["files"])
@@ -21,9 +22,12 @@ SHORTEST_LIFETIME, LONGEST_LIFETIME = 3_600, 2_592_000
 """Seconds, for `expires_after`."""
 
 
-@router.post("/v1/files", openapi_extra=upload_form())
+@router.post("/v1/files", responses=answers(File), openapi_extra=upload_form())
 async def upload_file(request: Request, files: TheFiles, client: TheClient) -> JSONResponse:
-    """Keep a file; `purpose=batch` is for files of requests, one a line."""
+    """Keep a file; `purpose=batch` is for files of requests, one a line.
+
+    `curl localhost:8000/v1/files -F purpose=batch -F file=@requests.jsonl`
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
         raise ApiError(
@@ -88,7 +92,7 @@ def _missing(field: str) -> ApiError:
     return ApiError(400, message, code="missing_required_parameter", param=field)
 
 
-@router.get("/v1/files")
+@router.get("/v1/files", responses=answers(Page[File]))
 async def list_files(
     files: TheFiles,
     client: TheClient,
@@ -102,7 +106,7 @@ async def list_files(
     return JSONResponse(page(wanted, after, limit, order))
 
 
-@router.get("/v1/files/{file_id}")
+@router.get("/v1/files/{file_id}", responses=answers(File))
 async def get_file(files: TheFiles, client: TheClient, file_id: str) -> JSONResponse:
     """Describe a file."""
     return JSONResponse(files.get(client, file_id))
@@ -119,7 +123,7 @@ async def get_content(files: TheFiles, client: TheClient, file_id: str) -> FileR
     return FileResponse(files.path(file_id), media_type=_BYTES, filename=record["filename"])
 
 
-@router.delete("/v1/files/{file_id}")
+@router.delete("/v1/files/{file_id}", responses=answers(Deleted))
 async def delete_file(files: TheFiles, client: TheClient, file_id: str) -> JSONResponse:
     """Delete a file. Batches that read it go on."""
     files.get(client, file_id)

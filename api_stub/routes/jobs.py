@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import JobView
 from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.job_view import job_view
 from mlx_rq.api_stub.long_poll import wait
-from mlx_rq.api_stub.openapi import any_body
+from mlx_rq.api_stub.openapi import answers, any_body
 from mlx_rq.api_stub.service import TheClient, TheService
 from mlx_rq.api_stub.webhooks import check_target
 from mlx_rq.jobs.client.job import UNFINISHED, Job
@@ -45,7 +46,9 @@ job_options.__signature__ = Signature(  # type: ignore[attr-defined]
 )
 
 
-@router.post("/v1/jobs", status_code=202, openapi_extra=any_body())
+@router.post(
+    "/v1/jobs", responses=answers(JobView, status=202), status_code=202, openapi_extra=any_body()
+)
 async def submit_job(
     request: Request,
     body: JsonBody,
@@ -85,7 +88,7 @@ async def _find_job(service: TheService, client: TheClient, job_id: JobId) -> Jo
 TheJob = Annotated[Job, Depends(_find_job)]
 
 
-@router.get("/v1/jobs/{job_id}")
+@router.get("/v1/jobs/{job_id}", responses=answers(JobView))
 async def get_job(
     request: Request,
     service: TheService,
@@ -100,7 +103,7 @@ async def get_job(
     return JSONResponse(view, headers=_COME_AGAIN if view["status"] in UNFINISHED else None)
 
 
-@router.delete("/v1/jobs/{job_id}")
+@router.delete("/v1/jobs/{job_id}", responses=answers(JobView))
 async def cancel_job(job: TheJob) -> JSONResponse:
     """End a job without an answer. One that has ended already stays as it is."""
     await run_in_threadpool(job.cancel)

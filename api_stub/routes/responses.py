@@ -9,11 +9,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import Deleted, InputItem, Page, ResponseObject
 from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.long_poll import keeps_its_job, respond
-from mlx_rq.api_stub.openapi import STREAMED, body_of
+from mlx_rq.api_stub.openapi import answers, body_of
 from mlx_rq.api_stub.response_events import ResponseEvents
 from mlx_rq.api_stub.service import Service, TheClient, TheService
 from mlx_rq.api_stub.streaming import stream, without_stream
@@ -30,7 +31,11 @@ from mlx_rq.jobs.queue.stream import STREAM_SECONDS, is_kept, is_published
 router = APIRouter(tags=["responses"])
 
 
-@router.post("/v1/responses", responses=STREAMED, openapi_extra=body_of(ResponsesRequest))
+@router.post(
+    "/v1/responses",
+    responses=answers(ResponseObject, streams=True),
+    openapi_extra=body_of(ResponsesRequest),
+)
 async def create_response(request: Request, body: JsonBody, service: TheService) -> Response:
     """Wait for a response; with `background: true`, only put it into the queue.
 
@@ -82,7 +87,7 @@ async def _find_response(service: TheService, client: TheClient, response: str) 
 TheResponse = Annotated[Job, Depends(_find_response)]
 
 
-@router.get("/v1/responses/{response}", responses=STREAMED)
+@router.get("/v1/responses/{response}", responses=answers(ResponseObject, streams=True))
 async def get_response(
     service: TheService,
     job: TheResponse,
@@ -108,7 +113,7 @@ async def get_response(
     return JSONResponse(await run_in_threadpool(_view, job))
 
 
-@router.post("/v1/responses/{response}/cancel")
+@router.post("/v1/responses/{response}/cancel", responses=answers(ResponseObject))
 async def cancel_response(job: TheResponse) -> JSONResponse:
     """End a response that has not ended."""
 
@@ -123,7 +128,7 @@ async def cancel_response(job: TheResponse) -> JSONResponse:
     return JSONResponse(await run_in_threadpool(cancel))
 
 
-@router.delete("/v1/responses/{response}")
+@router.delete("/v1/responses/{response}", responses=answers(Deleted))
 async def delete_response(job: TheResponse, response: str) -> JSONResponse:
     """Forget a response; one that has not ended is cancelled."""
 
@@ -135,7 +140,7 @@ async def delete_response(job: TheResponse, response: str) -> JSONResponse:
     return JSONResponse({"id": response, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response}/input_items")
+@router.get("/v1/responses/{response}/input_items", responses=answers(Page[InputItem]))
 async def list_input_items(
     job: TheResponse,
     after: str | None = None,

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import ChatCompletion, Deleted, Page, StoredMessage
 from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
-from mlx_rq.api_stub.openapi import model_body
+from mlx_rq.api_stub.openapi import answers, model_body
 from mlx_rq.api_stub.service import Service, TheClient, TheService
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout, error_in
@@ -56,7 +57,11 @@ _BY_METADATA = {
 }
 
 
-@router.get("/v1/chat/completions", openapi_extra={"parameters": [_BY_METADATA]})
+@router.get(
+    "/v1/chat/completions",
+    responses=answers(Page[ChatCompletion]),
+    openapi_extra={"parameters": [_BY_METADATA]},
+)
 async def list_completions(
     request: Request,
     service: TheService,
@@ -81,7 +86,7 @@ async def list_completions(
     return JSONResponse(page(found, after, limit, order))
 
 
-@router.get("/v1/chat/completions/{completion}")
+@router.get("/v1/chat/completions/{completion}", responses=answers(ChatCompletion))
 async def get_completion(service: TheService, client: TheClient, completion: str) -> JSONResponse:
     """Give a stored completion."""
     return JSONResponse(await run_in_threadpool(_read, service, client, completion))
@@ -89,6 +94,7 @@ async def get_completion(service: TheService, client: TheClient, completion: str
 
 @router.post(
     "/v1/chat/completions/{completion}",
+    responses=answers(ChatCompletion),
     openapi_extra=model_body(MetadataUpdate, {"metadata": {"checked": "yes"}}),
 )
 async def update_completion(
@@ -107,7 +113,7 @@ async def update_completion(
     return JSONResponse(await run_in_threadpool(write))
 
 
-@router.delete("/v1/chat/completions/{completion}")
+@router.delete("/v1/chat/completions/{completion}", responses=answers(Deleted))
 async def delete_completion(
     service: TheService, client: TheClient, completion: str
 ) -> JSONResponse:
@@ -125,7 +131,7 @@ async def delete_completion(
     return JSONResponse({"id": completion, "object": "chat.completion.deleted", "deleted": True})
 
 
-@router.get("/v1/chat/completions/{completion}/messages")
+@router.get("/v1/chat/completions/{completion}/messages", responses=answers(Page[StoredMessage]))
 async def list_messages(
     service: TheService,
     client: TheClient,
