@@ -8,7 +8,6 @@ A server that starts takes up the batches that were not done. Which lines are do
 output; lines that were submitted are found again by their keys. So nothing runs twice.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from threading import Event
 from typing import Any
 
 from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
+from mlx_rq.api_stub.batch_usage import usage_of_all
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.file_store import FileStore, is_left_over
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
@@ -273,7 +273,7 @@ class _Run:
         if self._ended_as != "cancelled":
             self._runner._advance(self._id, "finalizing")
         fields = self._adopt_outputs()
-        if usage := _usage(self._outputs.answers):
+        if usage := usage_of_all(self._outputs.answers):
             fields["usage"] = usage
         self._runner._advance(self._id, self._ended_as, **fields)
 
@@ -315,28 +315,3 @@ class _Run:
 
 def _errors(faults: list[dict[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": faults}
-
-
-def _usage(answers: Path) -> dict[str, Any] | None:
-    """Adds up the tokens of all answers, in the words of the Batch object; None without any."""
-    prompt = cached = completion = reasoning = 0
-    with answers.open("rb") as file:
-        for raw in file:
-            usage = json.loads(raw)["response"]["body"].get("usage") or {}
-            inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-            outputs = (
-                usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-            )
-            prompt += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-            completion += usage.get("completion_tokens", usage.get("output_tokens", 0))
-            cached += inputs.get("cached_tokens", 0)
-            reasoning += outputs.get("reasoning_tokens", 0)
-    if not prompt + completion:
-        return None
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": prompt + completion,
-    }
