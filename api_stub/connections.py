@@ -145,7 +145,8 @@ class LimitedProtocol(H11Protocol):
         was_in_body = self._is_in_body
         super().data_received(data)
         if self._is_in_body:
-            self._expect(len(data) / SLOWEST_RATE if was_in_body else BODY_SECONDS, was_in_body)
+            seconds = len(data) / SLOWEST_RATE + (0.0 if was_in_body else BODY_SECONDS)
+            self._expect(seconds, more=was_in_body)
             self.server_state.heard(self)
         elif self._is_answering:
             self._cancel_timer()

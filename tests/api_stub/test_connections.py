@@ -81,7 +81,8 @@ def test_bytes_that_drip_do_not_prolong_a_head(
         with suppress(TimeoutError):
             connection.sendall(b"x")
             answer = connection.recv(4096)
-    assert _answered(answer) == (408, "request_timeout")
+    connection.settimeout(PATIENCE)
+    assert _answered(answer + _read(connection)) == (408, "request_timeout")
 
 
 def test_a_body_has_time_for_its_bytes(
@@ -89,14 +90,14 @@ def test_a_body_has_time_for_its_bytes(
 ) -> None:
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.1)
     monkeypatch.setattr(connections, "SLOWEST_RATE", 1)  # a second for each
-    connection = Clients(server, stack).send(HALF_BODY)
-    connection.sendall(b" " * 60)
+    closing = HALF_BODY.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    connection = Clients(server, stack).send(closing + b" " * 60)
     connection.settimeout(0.3)
     with pytest.raises(TimeoutError):
         connection.recv(4096)
     connection.sendall(b"x" * 40)
     connection.settimeout(PATIENCE)
-    assert _answered(connection.recv(4096)) == (400, "invalid_json")
+    assert _answered(_read(connection)) == (400, "invalid_json")
 
 
 def test_who_waits_for_an_answer_has_all_the_time(
