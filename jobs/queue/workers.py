@@ -98,11 +98,13 @@ def _read(record: Any) -> WorkerRecord | None:
     return None if worker.serves is None else worker
 
 
-def remember_served(client: Redis, names: Iterable[str]) -> None:
+def remember_served(connection: Redis, names: Iterable[str]) -> None:
     """Notes which models there are, also for the time when no worker lives that serves them."""
-    now = time.time()
-    client.zadd(keys.MODELS, dict.fromkeys(names, now))
-    client.zremrangebyrank(keys.MODELS, 0, -keys.MODELS_KEPT - 1)
+    scores = dict.fromkeys(names, time.time())
+    if reading.ask(connection.zadd, keys.MODELS, scores) is reading.WRONG_TYPE:
+        connection.delete(keys.MODELS)
+        connection.zadd(keys.MODELS, scores)
+    connection.zremrangebyrank(keys.MODELS, 0, -keys.MODELS_KEPT - 1)
 
 
 def known_models(connection: Redis) -> list[str]:

@@ -115,6 +115,7 @@ class LeaseKeeper(threading.Thread):
             self._worker.sign_on_again()
         elif not known:
             self._register_again()
+        remember_served(self._connection, self._describe()["serves"])
         self.alone = not any(
             set(other["serves"]) & set(self._describe()["serves"])
             for other in live_workers(self._connection)
@@ -127,7 +128,6 @@ class LeaseKeeper(threading.Thread):
         client = self._connection if pipe is None else pipe
         name = keys.worker(self._worker.name)
         client.set(name, json.dumps(described), ex=2 * self._lease_seconds)
-        remember_served(client, described["serves"])
 
     def say_in_flight(self, job_ids: Iterable[str]) -> None:
         """Says which jobs are being generated: whose attempt it was, should the worker die now."""
