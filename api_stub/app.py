@@ -6,16 +6,20 @@ from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from mlx_rq.api_stub import errors
+from mlx_rq.api_stub.bodies import BodyLimit
 from mlx_rq.api_stub.middleware import (
+    ASSETS,
     AccessCheck,
-    BodyLimit,
     RequestIds,
     cors_settings,
     refuse_unknown_query,
 )
+from mlx_rq.api_stub.openapi import REFUSED
 from mlx_rq.api_stub.routes import (
     batches,
     completions,
@@ -52,22 +56,27 @@ def create_app(settings: Settings) -> FastAPI:
             with suppress(asyncio.CancelledError):
                 await running
 
-    app = FastAPI(
+    app = FastAPIOffline(
         title="mlx-rq",
         version=version("mlx-rq"),
         description=_DESCRIPTION,
         redoc_url=None,
+        static_url=ASSETS,
         redirect_slashes=False,
         lifespan=lifespan,
     )
     app.state.service = service
     app.state.closing = asyncio.Event()
     errors.install(app)
+    # For the description alone: `AccessCheck` looks at keys.
+    bearer = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     for module in (
         *(jobs, completions, stored_completions, responses, input_tokens, files, batches),
     ):
-        app.include_router(module.router, dependencies=[Depends(refuse_unknown_query)])
-    app.include_router(health.router)
+        guards = [Depends(refuse_unknown_query), *bearer]
+        app.include_router(module.router, dependencies=guards, responses=REFUSED)
+    app.include_router(health.router, dependencies=bearer)
+    app.include_router(health.open_router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit)
     app.add_middleware(AccessCheck, settings=settings)

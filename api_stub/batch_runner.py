@@ -8,7 +8,6 @@ A server that starts takes up the batches that were not done. Which lines are do
 output; lines that were submitted are found again by their keys. So nothing runs twice.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from threading import Event
 from typing import Any
 
 from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
+from mlx_rq.api_stub.batch_usage import usage_of_all
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.file_store import FileStore, is_left_over
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
@@ -30,6 +30,7 @@ from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
 from mlx_rq.jobs.batch.state import open_state
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.options import BATCH_PRIORITY, JobOptions
 from mlx_rq.jobs.queue.retry import RedisRetry
 
 logger = logging.getLogger("mlx_rq.api_stub")
@@ -82,8 +83,9 @@ class BatchRunner:
         completion_window: str,
         metadata: Mapping[str, str] | None,
         output_lifetime: int | None,
+        client: str | None,
     ) -> Record:
-        """Accepts a batch and starts it; what is wrong with its file it says later, as `failed`."""
+        """Accepts a client's batch and starts it; what is wrong with its file, that says later."""
         now = int(time.time())
         record: dict[str, Any] = {
             "id": new_id("batch_"),
@@ -100,13 +102,13 @@ class BatchRunner:
             record["metadata"] = metadata
         folder = self._folder / record["id"]
         folder.mkdir(mode=0o700)
-        if self._files.find(input_file_id) is not None:
+        if self._files.find(client, input_file_id) is not None:
             os.link(self._files.path(input_file_id), folder / "input.jsonl")
         if output_lifetime is not None:
             (folder / "output_lifetime").write_text(str(output_lifetime))
             sync_path(folder / "output_lifetime")
         sync_path(folder)
-        self.records.put(record)
+        self.records.add(record, client)
         self._threads.submit(self._run, record["id"])
         return record
 
@@ -177,7 +179,8 @@ class BatchRunner:
         """Takes a batch to its next status and notes when; a cancellation is not overwritten."""
 
         def change(record: Record) -> Mapping[str, Any]:
-            stamped = {f"{status}_at": int(time.time()), **fields}
+            # What a batch waited for (its note) is over.
+            stamped = {f"{status}_at": int(time.time()), "note": None, **fields}
             keeps = record["status"] == "cancelling" and status == "in_progress"
             return stamped if keeps else {"status": status, **stamped}
 
@@ -202,6 +205,10 @@ class _Run:
         assert record is not None
         return record
 
+    @property
+    def _owner(self) -> str | None:
+        return self._runner.records.owner(self._id)
+
     def run(self) -> None:
         if self._record["status"] == "validating" and (faults := self._faults()):
             self._runner._advance(self._id, "failed", errors=_errors(faults))
@@ -224,6 +231,7 @@ class _Run:
         options = BatchOptions(
             order="finished",
             skip_bad_lines=True,
+            job=JobOptions(BATCH_PRIORITY, owner=self._owner),
             redis_url=self._runner._redis_url,
         )
         with open_state(self._folder / "state", self._id) as state:
@@ -245,7 +253,9 @@ class _Run:
             "failed": tally.errors.total(),
         }
         self._runner.records.update(
-            self._id, lambda _: {"request_counts": counts}, durable=not tally.missing
+            self._id,
+            lambda _: {"request_counts": counts, "note": batch.flight.note},
+            durable=not tally.missing,
         )
 
     def _stop_if_due(self, batch: Batch) -> None:
@@ -263,7 +273,7 @@ class _Run:
         if self._ended_as != "cancelled":
             self._runner._advance(self._id, "finalizing")
         fields = self._adopt_outputs()
-        if usage := _usage(self._outputs.answers):
+        if usage := usage_of_all(self._outputs.answers):
             fields["usage"] = usage
         self._runner._advance(self._id, self._ended_as, **fields)
 
@@ -292,7 +302,9 @@ class _Run:
                 continue
             if path is not None and path.exists() and path.stat().st_size:
                 filename = f"{self._id}_{path.name}"
-                file = self._runner._files.adopt(path, filename, self._output_lifetime())
+                file = self._runner._files.adopt(
+                    path, filename, self._output_lifetime(), self._owner
+                )
                 self._adopted[name] = file["id"]
         return dict(self._adopted)
 
@@ -303,28 +315,3 @@ class _Run:
 
 def _errors(faults: list[dict[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": faults}
-
-
-def _usage(answers: Path) -> dict[str, Any] | None:
-    """Adds up the tokens of all answers, in the words of the Batch object; None without any."""
-    prompt = cached = completion = reasoning = 0
-    with answers.open("rb") as file:
-        for raw in file:
-            usage = json.loads(raw)["response"]["body"].get("usage") or {}
-            inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-            outputs = (
-                usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-            )
-            prompt += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-            completion += usage.get("completion_tokens", usage.get("output_tokens", 0))
-            cached += inputs.get("cached_tokens", 0)
-            reasoning += outputs.get("reasoning_tokens", 0)
-    if not prompt + completion:
-        return None
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": prompt + completion,
-    }

@@ -10,6 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match
 
 from mlx_rq.jobs.openai.errors import (
     ErrorType,
@@ -76,6 +79,11 @@ def _job_failed(_: Request, failure: JobFailed) -> JSONResponse:
     return error_response(status, failure.error, {**NO_RETRY, "x-job-id": failure.job_id})
 
 
+def _hung_up(*_: Any) -> Response:
+    """The client went before its body had come; nobody reads this."""
+    return Response(status_code=499)
+
+
 def _job_not_found(_: Request, error: JobNotFound) -> JSONResponse:
     return error_response(404, error_object(str(error), code="job_not_found", param="id"))
 
@@ -92,13 +100,34 @@ def _http_exception(request: Request, error: HTTPException) -> JSONResponse:
     url = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
-            message, code = f"Unknown request URL: {url}.", "unknown_url"
+            message = f"Unknown request URL: {url}. {_where_to_go(request)}"
+            code = "unknown_url"
         case 405:
             message, code = f"Not allowed to {url}: wrong method.", "method_not_allowed"
         case status:
             message = str(error.detail)
             code = HTTPStatus(status).phrase.lower().replace(" ", "_")
     return error_response(error.status_code, error_object(message, code=code), error.headers)
+
+
+def _where_to_go(request: Request) -> str:
+    """Says which URL was probably meant by one that is none."""
+    path, root = request.url.path.rstrip("/"), request.base_url
+    base, docs = f"The base URL of OpenAI's clients is {root}v1.", f"{root}docs lists the calls."
+    bare = path.replace("/v1", "")
+    if not bare:
+        return f"{base} {docs}"
+    if bare == "/conversations" or bare.startswith("/conversations/"):
+        return "There are no conversations here: 'previous_response_id' goes on from a response."
+    for meant in (path, f"/v1{bare}"):
+        if meant != request.url.path and _is_known(request, meant):
+            return f"Is {meant} meant? {base}"
+    return docs
+
+
+def _is_known(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
 
 
 def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -128,6 +157,7 @@ def install(app: FastAPI) -> None:
         JobFailed: _job_failed,
         JobNotFound: _job_not_found,
         RedisUnavailable: _redis_unavailable,
+        ClientDisconnect: _hung_up,
         RedisError: _redis_unavailable,
         HTTPException: _http_exception,
         RequestValidationError: _invalid_parameter,

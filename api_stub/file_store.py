@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from mlx_rq.api_stub.bodies import MAX_UPLOAD_BYTES
 from mlx_rq.api_stub.errors import ApiError, not_found
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
-from mlx_rq.api_stub.middleware import MAX_UPLOAD_BYTES
 from mlx_rq.files import lock, sync
 from mlx_rq.jobs.batch.lines import parse_object, read_lines
 from mlx_rq.jobs.openai.errors import RequestError
@@ -51,7 +51,12 @@ class FileStore:
         self._records = JSONStore(folder)
 
     def create(
-        self, content: BinaryIO, filename: str, purpose: str, lifetime: int | None
+        self,
+        content: BinaryIO,
+        filename: str,
+        purpose: str,
+        lifetime: int | None,
+        owner: str | None = None,
     ) -> Record:
         """Copies an upload to the disk and checks it on the way; returns its File object.
 
@@ -63,20 +68,26 @@ class FileStore:
             size = _copy_checked(content, path)
             if purpose == "batch":
                 _check_first_line(path)
-            return self._record(identity, size, filename, purpose, lifetime)
+            return self._record(identity, size, filename, purpose, lifetime, owner)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
-    def adopt(self, source: Path, filename: str, lifetime: int | None) -> Record:
+    def adopt(self, source: Path, filename: str, lifetime: int | None, owner: str | None) -> Record:
         """Makes a File object of what a batch wrote; it stays where it is, too."""
         identity = new_id("file-")
         os.link(source, self.path(identity))
         size = source.stat().st_size
-        return self._record(identity, size, filename, "batch_output", lifetime)
+        return self._record(identity, size, filename, "batch_output", lifetime, owner)
 
     def _record(
-        self, identity: str, size: int, filename: str, purpose: str, lifetime: int | None
+        self,
+        identity: str,
+        size: int,
+        filename: str,
+        purpose: str,
+        lifetime: int | None,
+        owner: str | None,
     ) -> Record:
         created_at = int(time.time())
         record: dict[str, Any] = {
@@ -90,27 +101,28 @@ class FileStore:
         }
         if lifetime is not None:
             record["expires_at"] = created_at + lifetime
-        self._records.put(record)
+        self._records.add(record, owner)
         return record
 
     def path(self, identity: str) -> Path:
         """Says where the content of a file lies."""
         return self._folder / f"{identity}.data"
 
-    def find(self, identity: str) -> Record | None:
-        """Finds a file that has not expired; None where there is none."""
-        record = self._records.get(identity)
+    def find(self, client: str | None, identity: str) -> Record | None:
+        """Finds a file that a client may see and that has not expired; None where there is none."""
+        record = self._records.seen_by(client, identity)
         return None if record is None or _has_expired(record) else record
 
-    def get(self, identity: str) -> Record:
+    def get(self, client: str | None, identity: str) -> Record:
         """Finds a file as `find` does; raises ApiError (404) where there is none."""
-        if (record := self.find(identity)) is None:
+        if (record := self.find(client, identity)) is None:
             raise not_found("File", identity)
         return record
 
-    def all(self) -> list[Record]:
-        """Gives all files that have not expired, the oldest first."""
-        return [record for record in self._records.all() if not _has_expired(record)]
+    def all(self, client: str | None) -> list[Record]:
+        """Gives the files that a client may see and that have not expired, the oldest first."""
+        seen = self._records.all_seen_by(client)
+        return [record for record in seen if not _has_expired(record)]
 
     def delete(self, identity: str) -> None:
         """Deletes a file. A batch that reads it has a link of its own."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.files import replacing
+from mlx_rq.jobs.queue.owners import may_see
 
 Record = Mapping[str, Any]
 Order = Literal["asc", "desc"]
@@ -20,16 +21,22 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
+_OWNER = "owner"
+"""The field beside those of a record, in its file, that says whose it is."""
+
+
 class JSONStore:
-    """Records by their `id`, in memory and on disk. Used from any thread."""
+    """Records by their `id`, in memory and on disk, and whose they are. Used from any thread."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
         self._lock = threading.RLock()
         self._records: dict[str, Record] = {}
+        self._owners: dict[str, str | None] = {}
         for path in sorted(folder.glob("*.json")):
-            record: Record = json.loads(path.read_text())
+            record: dict[str, Any] = json.loads(path.read_text())
+            self._owners[record["id"]] = record.pop(_OWNER, None)
             self._records[record["id"]] = record
 
     def get(self, identity: str) -> Record | None:
@@ -41,12 +48,30 @@ class JSONStore:
         with self._lock:
             return [self._records[identity] for identity in sorted(self._records)]
 
-    def put(self, record: Record) -> None:
-        """Keeps a record, new or in the place of the one with its id; it survives a crash."""
+    def owner(self, identity: str) -> str | None:
+        """Says whose a record is; None where it is nobody's."""
+        return self._owners.get(identity)
+
+    def seen_by(self, client: str | None, identity: str) -> Record | None:
+        """Finds a record that a client may see; None where there is none."""
+        return self.get(identity) if may_see(client, self.owner(identity)) else None
+
+    def all_seen_by(self, client: str | None) -> list[Record]:
+        """Gives the records that a client may see, the oldest first."""
+        return [record for record in self.all() if may_see(client, self.owner(record["id"]))]
+
+    def add(self, record: Record, owner: str | None) -> None:
+        """Keeps a new record, which is the owner's; it survives a crash."""
         with self._lock:
-            with replacing(self._folder / f"{record['id']}.json") as file:
-                file.write(json.dumps(record).encode())
-            self._records[record["id"]] = record
+            self._owners[record["id"]] = owner
+            self._write(record)
+
+    def _write(self, record: Record) -> None:
+        owner = self.owner(record["id"])
+        whole = record if owner is None else {**record, _OWNER: owner}
+        with replacing(self._folder / f"{record['id']}.json") as file:
+            file.write(json.dumps(whole).encode())
+        self._records[record["id"]] = record
 
     def update(
         self, identity: str, change: Callable[[Record], Mapping[str, Any]], *, durable: bool = True
@@ -59,7 +84,7 @@ class JSONStore:
             record = {**self._records[identity]}
             record.update(change(record))
             if durable:
-                self.put(record)
+                self._write(record)
             else:
                 self._records[identity] = record
             return record
@@ -68,6 +93,7 @@ class JSONStore:
         """Forgets a record."""
         with self._lock:
             self._records.pop(identity, None)
+            self._owners.pop(identity, None)
             (self._folder / f"{identity}.json").unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """What happens to every request before its endpoint sees it.
 
 Plain ASGI, outermost first: `RequestIds` (every answer names its request, also one to a fault of
-ours), `AccessCheck` (who may come in, and how often), `BodyLimit`.
+ours), `AccessCheck` (who may come in, and how often), then `bodies.py`.
 """
 
 import secrets
@@ -17,27 +17,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_rq.api_stub.errors import ApiError, error_response, internal_error
 from mlx_rq.api_stub.metrics import Requests
-from mlx_rq.api_stub.settings import Settings, is_loopback
-from mlx_rq.jobs.openai.sizes import max_body_bytes
+from mlx_rq.api_stub.settings import ANYONE, Settings, is_loopback
 
-ESCAPED = 2
-"""So many times the bytes of the largest body may a request have, for JSON's escapes.
+CLIENT = "client"
+"""Under this name a request's state says who sent it; None where no keys are asked for."""
 
-Uploads have a limit of their own.
-"""
-
-MAX_UPLOAD_BYTES = 200 * 1024 * 1024
-"""The most bytes of an uploaded file, as OpenAI's batches have it."""
-
-_FORM_BYTES = 64 * 1024
-"""Room for the other fields of an upload."""
-
-OWNER = "owner"
-"""Under this name a request's state says whose it is."""
-
-_UPLOADS = "/v1/files"
 _OPEN_TO_ALL = frozenset({"/health", "/docs", "/openapi.json"})
 """Paths that tell nothing of the work: health checks and the description need no key."""
+
+ASSETS = "/docs/assets"
+"""Below it are scripts and styles of the description, which come from a package."""
 
 
 class RequestIds:
@@ -81,22 +70,22 @@ class AccessCheck:
         self._rates = RateLimit(settings.requests_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_TO_ALL:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             try:
-                owner = self._owner(Headers(scope=scope))
-                scope.setdefault("state", {})[OWNER] = owner
-                self._rates.take(owner)
+                client = self._client(Headers(scope=scope))
+                scope.setdefault("state", {})[CLIENT] = client
+                self._rates.take(client or ANYONE)
             except ApiError as error:
                 response = error_response(error.status, error.error, error.headers)
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _owner(self, headers: Headers) -> str:
+    def _client(self, headers: Headers) -> str | None:
         """Says who asks; raises ApiError where nobody may."""
         if not self._settings.keys:
             self._refuse_web_pages(headers)
-            return "anyone"
+            return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise ApiError(
@@ -105,8 +94,8 @@ class AccessCheck:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        owner = self._settings.keys.owner(key.strip())
-        if owner is None:
+        client = self._settings.keys.client(key.strip())
+        if client is None:
             raise ApiError(
                 401,
                 "Incorrect API key provided. The keys are in the file that the server was "
@@ -114,7 +103,7 @@ class AccessCheck:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return owner
+        return client
 
     def _refuse_web_pages(self, headers: Headers) -> None:
         """Raises ApiError for a foreign web page that has a browser on this machine ask for it.
@@ -139,6 +128,10 @@ class AccessCheck:
                 f"Pages from {origin!r} may not use this server; --allow-origin lets them.",
                 code="origin_not_allowed",
             )
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_TO_ALL or path.startswith(f"{ASSETS}/")
 
 
 def _split(url: str) -> SplitResult:
@@ -178,46 +171,6 @@ def rate_limited(why: str, wait: float) -> ApiError:
         code="rate_limit_exceeded",
         type="rate_limit_error",
         headers={"retry-after": str(seconds)},
-    )
-
-
-class BodyLimit:
-    """Refuses a body that is too large: by its announced length at once, else while it comes."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        upload = scope["path"] == _UPLOADS
-        limit = MAX_UPLOAD_BYTES + _FORM_BYTES if upload else ESCAPED * max_body_bytes()
-        announced = Headers(scope=scope).get("content-length", "0")
-        if announced.isdecimal() and int(announced[:18]) > limit:
-            error = _too_large(limit)
-            response = error_response(error.status, error.error, error.headers)
-            await response(scope, receive, send)
-            return
-        received = 0
-
-        async def receive_within_limit() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise _too_large(limit)
-            return message
-
-        await self._app(scope, receive_within_limit, send)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"The request has more than {limit:,} bytes, which is the limit here.",
-        code="request_too_large",
-        headers={"connection": "close"},  # what still comes is not read
     )
 
 

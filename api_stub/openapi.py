@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mlx_rq.api_stub.answers import ErrorAnswer
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.requests import ANY_MODEL
@@ -17,8 +18,21 @@ _STREAM_FIELDS: Mapping[str, Any] = {
         "additionalProperties": False,
     },
 }
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""What an endpoint answers with beside JSON, where it is asked to stream."""
+Answers = dict[int | str, dict[str, Any]]
+
+REFUSED: Answers = {
+    400: {"model": ErrorAnswer, "description": "Something in the request is wrong."},
+    "default": {"model": ErrorAnswer, "description": "Any other refusal or failure."},
+}
+"""What any endpoint may answer with."""
+
+
+def answers(model: Any, *, status: int = 200, streams: bool = False) -> Answers:
+    """Describes what an endpoint answers with; one that `streams` also sends events."""
+    described: dict[str, Any] = {"model": model}
+    if streams:
+        described["content"] = {"text/event-stream": {}}
+    return {status: described}
 
 
 def body_of(request: type[JobRequest], *, streams: bool = True) -> dict[str, Any]:

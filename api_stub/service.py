@@ -5,10 +5,10 @@ an endpoint waits (`long_poll.py`) or whose id it answers with.
 """
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -16,25 +16,26 @@ from redis import Redis
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.batch_runner import BatchRunner
-from mlx_rq.api_stub.errors import ApiError
+from mlx_rq.api_stub.errors import RETRY_SECONDS, ApiError
 from mlx_rq.api_stub.file_store import FileStore, lock_folder
 from mlx_rq.api_stub.metrics import Requests
-from mlx_rq.api_stub.middleware import OWNER
+from mlx_rq.api_stub.middleware import CLIENT
 from mlx_rq.api_stub.quota import Quota, Room
-from mlx_rq.api_stub.settings import Settings
+from mlx_rq.api_stub.settings import ANYONE, Settings
 from mlx_rq.api_stub.webhooks import Webhooks
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.submit import send
-from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.options import JobOptions
+from mlx_rq.jobs.queue.owners import may_see, may_see_job
 from mlx_rq.jobs.queue.prepare import prepare
-from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.jobs.queue.workers import known_models, live_workers
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -101,8 +102,8 @@ class Service:
                 code="missing_required_parameter",
                 param="model",
             )
-        owner: str = request.scope["state"][OWNER]
-        return await run_in_threadpool(self._submit, body, wanted, options, waits, key, owner)
+        options = replace(options, owner=request.scope["state"][CLIENT])
+        return await run_in_threadpool(self._submit, body, wanted, options, waits, key)
 
     def _submit(
         self,
@@ -111,23 +112,36 @@ class Service:
         options: JobOptions,
         waits: bool,
         idempotency_key: str | None,
-        owner: str,
     ) -> Job:
         model = body.get("model")
         if model is None or _is_text(model):  # else submit says what is wrong with it
             with reachable(self.connection):
                 self.check_served(model or ANY_MODEL, waits=waits)
                 self._room.check(self.connection, model or ANY_MODEL)
-        with self._quota.place(self.connection, owner) as place:
-            prepared = with_history(prepare(body, request=wanted), self.redis_url)
+        with self._quota.place(self.connection, options.owner or ANYONE) as place:
+            prepared = prepare(body, request=wanted)
+            prepared = with_history(prepared, self.redis_url, options.owner)
             keys = None if idempotency_key is None else [idempotency_key]
             (job,) = send([prepared], options, keys, redis_url=self.redis_url)
             place.job_id = job.id
             return job
 
+    async def find(self, client: str | None, job_id: str) -> Job:
+        """Gives the job of an id; raises JobNotFound where the client may not see it.
+
+        Whether it is there at all is seen when it is asked.
+        """
+        sees_all = may_see(client, None)
+        if not sees_all and not await run_in_threadpool(
+            may_see_job, self.redis_url, client, job_id
+        ):
+            raise JobNotFound(job_id)
+        return Job(job_id, self.redis_url)
+
     def check_served(self, model: str, *, waits: bool) -> None:
         """Raises ApiError where no live worker serves the model and the job may not wait for one.
 
+        What is only away (503 for who `waits`) is told from what never was (404).
         A worker that came a moment ago is seen, because a refusal is never taken from memory.
         """
         now = time.monotonic()
@@ -138,14 +152,11 @@ class Service:
         self._looked_at = now
         if model in self._served or (self.settings.queue_unserved and not waits):
             return
-        others = sorted(self._served - {ANY_MODEL})
-        served = f"Served now: {', '.join(others)}." if others else "No worker is alive."
-        raise ApiError(
-            404,
-            f"The model {model!r} does not exist here: no live worker serves it. {served}",
-            code="model_not_found",
-            param="model",
-        )
+        known = {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
+        if model not in known:
+            raise _never_known(model, self._served - {ANY_MODEL}, known - self._served)
+        if waits:
+            raise _away(model)
 
     @property
     def served(self) -> frozenset[str]:
@@ -162,6 +173,7 @@ class Service:
 
     async def run(self) -> None:
         """Runs batches, sends webhooks, and deletes expired files, until it is cancelled."""
+        await run_in_threadpool(self._look_for_redis)
         self.batches.resume()
         webhooks = asyncio.create_task(self.webhooks.run())
         try:
@@ -172,6 +184,14 @@ class Service:
             webhooks.cancel()
             self.batches.close()
             self._lock.close()
+
+    def _look_for_redis(self) -> None:
+        """Says so where there is no Redis, which requests would find out one by one."""
+        try:
+            with reachable(self.connection):
+                self.connection.ping()
+        except RedisUnavailable as error:
+            logger.warning("%s Until then, requests are answered with 503.", error)
 
     async def _sweep(self) -> None:
         """Deletes files and folders that nobody needs; what goes wrong is tried again later."""
@@ -199,42 +219,48 @@ async def _get_batches(request: Request) -> BatchRunner:
     return (await get_service(request)).batches
 
 
+async def _get_client(request: Request) -> str | None:
+    """Says who asks; None where the server asks for no keys."""
+    client: str | None = request.scope["state"][CLIENT]
+    return client
+
+
 TheService = Annotated[Service, Depends(get_service)]
+TheClient = Annotated[str | None, Depends(_get_client)]
 TheFiles = Annotated[FileStore, Depends(_get_files)]
 TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """Reads the body as a JSON object; raises ApiError or RequestError where it is none.
-
-    Only `application/json`: a web page can send other types from a browser without asking.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ApiError(
-            415,
-            f"Unsupported content type: {media_type or 'none'!r}. Send application/json.",
-            code="unsupported_media_type",
-        )
-    try:
-        body = json.loads(await request.body(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"We could not parse the JSON body of your request: {error}.", code="invalid_json"
-        ) from None
-    if not isinstance(body, dict):
-        raise RequestError(
-            "Invalid body: expected an object, but got another JSON value instead.",
-            code="invalid_type",
-        )
-    return body
+_START = "`mlx-rq worker --model NAME` starts one"
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
+    """Makes the error for a model that nobody has heard of; it tells which there are."""
+    there = (
+        f"Served now: {', '.join(sorted(served))}." if served else f"No worker is alive; {_START}."
+    )
+    if named := sorted(away - {ANY_MODEL}):
+        there += f" Away at the moment: {', '.join(named)}."
+    return ApiError(
+        404,
+        f"The model {model!r} does not exist here: no live worker serves it. {there}",
+        code="model_not_found",
+        param="model",
+    )
 
 
-JsonBody = Annotated[dict[str, Any], Depends(read_json)]
+def _away(model: str) -> ApiError:
+    """Makes the error for who would wait for an answer while a model's workers are away."""
+    which = "No worker is alive" if model == ANY_MODEL else f"No live worker serves {model!r}"
+    return ApiError(
+        503,
+        f"{which} at the moment; {_START}. Try again soon, or send work that does not wait: "
+        "a batch, a background response or POST /v1/jobs.",
+        code="model_unavailable",
+        param="model",
+        type="server_error",
+        headers={"retry-after": str(RETRY_SECONDS)},
+    )
 
 
 def _is_text(value: Any) -> bool:

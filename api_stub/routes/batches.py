@@ -6,11 +6,13 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import Batch, Page
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Record, page
-from mlx_rq.api_stub.openapi import model_body
+from mlx_rq.api_stub.openapi import answers, model_body
 from mlx_rq.api_stub.routes.files import read_lifetime
-from mlx_rq.api_stub.service import JsonBody, TheBatches
+from mlx_rq.api_stub.service import TheBatches, TheClient
 from mlx_rq.jobs.openai.fields import Metadata, Strict
 from mlx_rq.jobs.openai.validation import read_as
 
@@ -39,8 +41,10 @@ _EXAMPLE = {
 }
 
 
-@router.post("/v1/batches", openapi_extra=model_body(BatchRequest, _EXAMPLE))
-async def create_batch(body: JsonBody, batches: TheBatches) -> JSONResponse:
+@router.post(
+    "/v1/batches", responses=answers(Batch), openapi_extra=model_body(BatchRequest, _EXAMPLE)
+)
+async def create_batch(body: JsonBody, batches: TheBatches, client: TheClient) -> JSONResponse:
     """Run all requests of an uploaded file; the file is checked while the batch is `validating`."""
     wanted = read_as(BatchRequest, body)
     expiry = wanted.output_expires_after
@@ -54,30 +58,32 @@ async def create_batch(body: JsonBody, batches: TheBatches) -> JSONResponse:
         wanted.completion_window,
         wanted.metadata,
         lifetime,
+        client,
     )
     return JSONResponse(record)
 
 
-@router.get("/v1/batches")
+@router.get("/v1/batches", responses=answers(Page[Batch]))
 async def list_batches(
     batches: TheBatches,
+    client: TheClient,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> JSONResponse:
     """List the batches, the newest first."""
-    return JSONResponse(page(batches.records.all(), after, limit, "desc"))
+    return JSONResponse(page(batches.records.all_seen_by(client), after, limit, "desc"))
 
 
-@router.get("/v1/batches/{batch_id}")
-async def get_batch(batches: TheBatches, batch_id: str) -> JSONResponse:
+@router.get("/v1/batches/{batch_id}", responses=answers(Batch))
+async def get_batch(batches: TheBatches, client: TheClient, batch_id: str) -> JSONResponse:
     """Tell how far a batch is."""
-    return JSONResponse(_existing(batches.records.get(batch_id), batch_id))
+    return JSONResponse(_existing(batches.records.seen_by(client, batch_id), batch_id))
 
 
-@router.post("/v1/batches/{batch_id}/cancel")
-async def cancel_batch(batches: TheBatches, batch_id: str) -> JSONResponse:
+@router.post("/v1/batches/{batch_id}/cancel", responses=answers(Batch))
+async def cancel_batch(batches: TheBatches, client: TheClient, batch_id: str) -> JSONResponse:
     """Stop a batch: requests that run finish, and what is answered is in its output file."""
-    _existing(batches.records.get(batch_id), batch_id)
+    _existing(batches.records.seen_by(client, batch_id), batch_id)
     return JSONResponse(await run_in_threadpool(batches.cancel, batch_id))
 
 

@@ -5,11 +5,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import ChatCompletion, Completion
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.chunks import ChatChunks, Chunks, CompletionChunks
 from mlx_rq.api_stub.long_poll import keeps_its_job, respond
-from mlx_rq.api_stub.openapi import STREAMED, body_of
+from mlx_rq.api_stub.openapi import answers, body_of
 from mlx_rq.api_stub.routes.stored_completions import remember
-from mlx_rq.api_stub.service import JsonBody, Service, TheService
+from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest
 from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
@@ -17,13 +19,21 @@ from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/chat/completions", responses=STREAMED, openapi_extra=body_of(ChatRequest))
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, streams=True),
+    openapi_extra=body_of(ChatRequest),
+)
 async def create_chat_completion(request: Request, body: JsonBody, service: TheService) -> Response:
     """Wait for the answer of a chat."""
     return await _create(request, ChatChunks, body, service)
 
 
-@router.post("/v1/completions", responses=STREAMED, openapi_extra=body_of(CompletionRequest))
+@router.post(
+    "/v1/completions",
+    responses=answers(Completion, streams=True),
+    openapi_extra=body_of(CompletionRequest),
+)
 async def create_completion(request: Request, body: JsonBody, service: TheService) -> Response:
     """Wait for the continuation of a text."""
     return await _create(request, CompletionChunks, body, service)

@@ -7,10 +7,11 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
+from mlx_rq.api_stub.answers import Deleted, File, Page
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
-from mlx_rq.api_stub.openapi import upload_form
-from mlx_rq.api_stub.service import TheFiles
+from mlx_rq.api_stub.openapi import answers, upload_form
+from mlx_rq.api_stub.service import TheClient, TheFiles
 
 router = APIRouter(tags=["files"])
 
@@ -21,9 +22,12 @@ SHORTEST_LIFETIME, LONGEST_LIFETIME = 3_600, 2_592_000
 """Seconds, for `expires_after`."""
 
 
-@router.post("/v1/files", openapi_extra=upload_form())
-async def upload_file(request: Request, files: TheFiles) -> JSONResponse:
-    """Keep a file; `purpose=batch` is for files of requests, one a line."""
+@router.post("/v1/files", responses=answers(File), openapi_extra=upload_form())
+async def upload_file(request: Request, files: TheFiles, client: TheClient) -> JSONResponse:
+    """Keep a file; `purpose=batch` is for files of requests, one a line.
+
+    `curl localhost:8000/v1/files -F purpose=batch -F file=@requests.jsonl`
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
         raise ApiError(
@@ -34,7 +38,7 @@ async def upload_file(request: Request, files: TheFiles) -> JSONResponse:
     async with request.form(max_files=1, max_fields=10) as form:
         upload, purpose, lifetime = _read_form(form)
         record = await run_in_threadpool(
-            files.create, upload.file, upload.filename or "upload", purpose, lifetime
+            files.create, upload.file, upload.filename or "upload", purpose, lifetime, client
         )
     return JSONResponse(record)
 
@@ -88,23 +92,24 @@ def _missing(field: str) -> ApiError:
     return ApiError(400, message, code="missing_required_parameter", param=field)
 
 
-@router.get("/v1/files")
+@router.get("/v1/files", responses=answers(Page[File]))
 async def list_files(
     files: TheFiles,
+    client: TheClient,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Order = "desc",
     purpose: Literal["batch", "batch_output", "user_data"] | None = None,
 ) -> JSONResponse:
     """List the files, the newest first."""
-    wanted = [record for record in files.all() if purpose in (None, record["purpose"])]
+    wanted = [record for record in files.all(client) if purpose in (None, record["purpose"])]
     return JSONResponse(page(wanted, after, limit, order))
 
 
-@router.get("/v1/files/{file_id}")
-async def get_file(files: TheFiles, file_id: str) -> JSONResponse:
+@router.get("/v1/files/{file_id}", responses=answers(File))
+async def get_file(files: TheFiles, client: TheClient, file_id: str) -> JSONResponse:
     """Describe a file."""
-    return JSONResponse(files.get(file_id))
+    return JSONResponse(files.get(client, file_id))
 
 
 @router.get(
@@ -112,15 +117,15 @@ async def get_file(files: TheFiles, file_id: str) -> JSONResponse:
     response_class=Response,
     responses={200: {"content": {_BYTES: {}}}},
 )
-async def get_content(files: TheFiles, file_id: str) -> FileResponse:
+async def get_content(files: TheFiles, client: TheClient, file_id: str) -> FileResponse:
     """Give the bytes of a file."""
-    record = files.get(file_id)
+    record = files.get(client, file_id)
     return FileResponse(files.path(file_id), media_type=_BYTES, filename=record["filename"])
 
 
-@router.delete("/v1/files/{file_id}")
-async def delete_file(files: TheFiles, file_id: str) -> JSONResponse:
+@router.delete("/v1/files/{file_id}", responses=answers(Deleted))
+async def delete_file(files: TheFiles, client: TheClient, file_id: str) -> JSONResponse:
     """Delete a file. Batches that read it go on."""
-    files.get(file_id)
+    files.get(client, file_id)
     await run_in_threadpool(files.delete, file_id)
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})

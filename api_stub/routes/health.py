@@ -7,8 +7,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import Health, Model, Models
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.metrics import exposition
+from mlx_rq.api_stub.openapi import REFUSED, answers
 from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import ANY_MODEL
@@ -18,6 +20,8 @@ from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import live_workers
 
 router = APIRouter(tags=["state"])
+open_router = APIRouter(tags=["state"])
+"""Asks for no key."""
 
 
 def _overview(service: Service) -> dict[str, Any]:
@@ -25,7 +29,7 @@ def _overview(service: Service) -> dict[str, Any]:
         return overview(service.connection)
 
 
-@router.get("/health")
+@open_router.get("/health", responses={**answers(Health), **answers(Health, status=503)})
 async def health(service: TheService) -> JSONResponse:
     """Say whether the queue can be reached (503 where not), who works, and how much waits."""
     try:
@@ -75,7 +79,7 @@ def _unix(born: str) -> int:
     return int(reading.unix_time(born))
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses={**answers(Models), **REFUSED})
 async def list_models(service: TheService) -> JSONResponse:
     """List the models that live workers serve (`default`, which all serve, is not one)."""
     models = await run_in_threadpool(_models, service)
@@ -83,7 +87,7 @@ async def list_models(service: TheService) -> JSONResponse:
     return JSONResponse({"object": "list", "data": data})
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", responses={**answers(Model), **REFUSED})
 async def get_model(service: TheService, model: str) -> JSONResponse:
     """Describe one model. Its id may hold slashes."""
     found = (await run_in_threadpool(_models, service)).get(model)

@@ -8,10 +8,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import JobView
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.job_view import job_view
 from mlx_rq.api_stub.long_poll import wait
-from mlx_rq.api_stub.openapi import any_body
-from mlx_rq.api_stub.service import JsonBody, TheService
+from mlx_rq.api_stub.openapi import answers, any_body
+from mlx_rq.api_stub.service import TheClient, TheService
 from mlx_rq.api_stub.webhooks import check_target
 from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.token_count import TokenCountRequest, counting
@@ -44,7 +46,9 @@ job_options.__signature__ = Signature(  # type: ignore[attr-defined]
 )
 
 
-@router.post("/v1/jobs", status_code=202, openapi_extra=any_body())
+@router.post(
+    "/v1/jobs", responses=answers(JobView, status=202), status_code=202, openapi_extra=any_body()
+)
 async def submit_job(
     request: Request,
     body: JsonBody,
@@ -76,15 +80,22 @@ def _dry(body: dict[str, Any]) -> dict[str, Any]:
 JobId = Annotated[str, Path(examples=["0123456789abcdef0123456789abcdef"])]
 
 
-@router.get("/v1/jobs/{job_id}")
+async def _find_job(service: TheService, client: TheClient, job_id: JobId) -> Job:
+    """Finds a job that the client may see; raises JobNotFound for another's."""
+    return await service.find(client, job_id)
+
+
+TheJob = Annotated[Job, Depends(_find_job)]
+
+
+@router.get("/v1/jobs/{job_id}", responses=answers(JobView))
 async def get_job(
     request: Request,
     service: TheService,
-    job_id: JobId,
+    job: TheJob,
     wait_seconds: Annotated[float, Query(alias="wait", ge=0, le=LONGEST_WAIT)] = 0.0,
 ) -> Response:
     """Tell a job's status, and its result once it has one; `?wait=30` waits for that."""
-    job = Job(job_id, service.redis_url)
     view = await run_in_threadpool(job_view, job)
     if wait_seconds and view["status"] in UNFINISHED:
         await wait(request, service, job, wait_seconds)
@@ -92,9 +103,8 @@ async def get_job(
     return JSONResponse(view, headers=_COME_AGAIN if view["status"] in UNFINISHED else None)
 
 
-@router.delete("/v1/jobs/{job_id}")
-async def cancel_job(service: TheService, job_id: JobId) -> JSONResponse:
+@router.delete("/v1/jobs/{job_id}", responses=answers(JobView))
+async def cancel_job(job: TheJob) -> JSONResponse:
     """End a job without an answer. One that has ended already stays as it is."""
-    job = Job(job_id, service.redis_url)
     await run_in_threadpool(job.cancel)
     return JSONResponse(await run_in_threadpool(job_view, job))

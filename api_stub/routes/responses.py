@@ -5,16 +5,18 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import Deleted, InputItem, Page, ResponseObject
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.long_poll import keeps_its_job, respond
-from mlx_rq.api_stub.openapi import STREAMED, body_of
+from mlx_rq.api_stub.openapi import answers, body_of
 from mlx_rq.api_stub.response_events import ResponseEvents
-from mlx_rq.api_stub.service import JsonBody, Service, TheService
+from mlx_rq.api_stub.service import Service, TheClient, TheService
 from mlx_rq.api_stub.streaming import stream, without_stream
 from mlx_rq.jobs.client.conversation import items_of
 from mlx_rq.jobs.client.job import UNFINISHED, Job
@@ -29,7 +31,11 @@ from mlx_rq.jobs.queue.stream import STREAM_SECONDS, is_kept, is_published
 router = APIRouter(tags=["responses"])
 
 
-@router.post("/v1/responses", responses=STREAMED, openapi_extra=body_of(ResponsesRequest))
+@router.post(
+    "/v1/responses",
+    responses=answers(ResponseObject, streams=True),
+    openapi_extra=body_of(ResponsesRequest),
+)
 async def create_response(request: Request, body: JsonBody, service: TheService) -> Response:
     """Wait for a response; with `background: true`, only put it into the queue.
 
@@ -63,10 +69,28 @@ async def compact_response() -> None:
     )
 
 
-@router.get("/v1/responses/{response}", responses=STREAMED)
+def _not_found(response: str) -> ApiError:
+    return ApiError(404, f"Response with id '{response}' not found.", code=None, param="id")
+
+
+async def _find_response(service: TheService, client: TheClient, response: str) -> Job:
+    """Finds the job of a response that the client may see; raises ApiError for any other."""
+    job_id = job_of(response)
+    if job_id is None:
+        raise _not_found(response)
+    try:
+        return await service.find(client, job_id)
+    except JobNotFound:
+        raise _not_found(response) from None
+
+
+TheResponse = Annotated[Job, Depends(_find_response)]
+
+
+@router.get("/v1/responses/{response}", responses=answers(ResponseObject, streams=True))
 async def get_response(
     service: TheService,
-    response: str,
+    job: TheResponse,
     wants_stream: Annotated[bool, Query(alias="stream")] = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
     include_obfuscation: bool | None = None,
@@ -76,7 +100,6 @@ async def get_response(
     With `stream=true`, give the events of one that was asked for as a stream, from the first one
     or from the one after the number `starting_after`, and go on until it ends.
     """
-    job = _job(service, response)
     if wants_stream:
         events = await run_in_threadpool(_events_again, service, job, starting_after)
         return await stream(service, job, events, keep=True, begun=True)
@@ -90,10 +113,9 @@ async def get_response(
     return JSONResponse(await run_in_threadpool(_view, job))
 
 
-@router.post("/v1/responses/{response}/cancel")
-async def cancel_response(service: TheService, response: str) -> JSONResponse:
+@router.post("/v1/responses/{response}/cancel", responses=answers(ResponseObject))
+async def cancel_response(job: TheResponse) -> JSONResponse:
     """End a response that has not ended."""
-    job = _job(service, response)
 
     def cancel() -> dict[str, Any]:
         _payload(job)
@@ -106,10 +128,9 @@ async def cancel_response(service: TheService, response: str) -> JSONResponse:
     return JSONResponse(await run_in_threadpool(cancel))
 
 
-@router.delete("/v1/responses/{response}")
-async def delete_response(service: TheService, response: str) -> JSONResponse:
+@router.delete("/v1/responses/{response}", responses=answers(Deleted))
+async def delete_response(job: TheResponse, response: str) -> JSONResponse:
     """Forget a response; one that has not ended is cancelled."""
-    job = _job(service, response)
 
     def delete() -> None:
         _payload(job)
@@ -119,31 +140,18 @@ async def delete_response(service: TheService, response: str) -> JSONResponse:
     return JSONResponse({"id": response, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response}/input_items")
+@router.get("/v1/responses/{response}/input_items", responses=answers(Page[InputItem]))
 async def list_input_items(
-    service: TheService,
-    response: str,
+    job: TheResponse,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "desc",
 ) -> JSONResponse:
     """List what a response was made from, also what came from the response before it."""
-    job = _job(service, response)
     body = await run_in_threadpool(_payload, job)
     given = items_of(body["input"])
     items = [_listed(item, f"{job.id}{number:04x}") for number, item in enumerate(given)]
     return JSONResponse(page(items, after, limit, order))
-
-
-def _not_found(response: str) -> ApiError:
-    return ApiError(404, f"Response with id '{response}' not found.", code=None, param="id")
-
-
-def _job(service: Service, response: str) -> Job:
-    job_id = job_of(response)
-    if job_id is None:
-        raise _not_found(response)
-    return Job(job_id, service.redis_url)
 
 
 def _payload(job: Job) -> dict[str, Any]:

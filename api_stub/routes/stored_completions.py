@@ -9,10 +9,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.answers import ChatCompletion, Deleted, Page, StoredMessage
+from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
-from mlx_rq.api_stub.openapi import model_body
-from mlx_rq.api_stub.service import JsonBody, Service, TheService
+from mlx_rq.api_stub.openapi import answers, model_body
+from mlx_rq.api_stub.service import Service, TheClient, TheService
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError, ResultTimeout, error_in
 from mlx_rq.jobs.openai.fields import Metadata, Strict
@@ -21,6 +23,7 @@ from mlx_rq.jobs.openai.validation import read_as
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.options import STORED_TTL
+from mlx_rq.jobs.queue.owners import may_see_job, seen_among
 from mlx_rq.jobs.queue.results import read_result
 
 router = APIRouter(tags=["stored completions"])
@@ -54,10 +57,15 @@ _BY_METADATA = {
 }
 
 
-@router.get("/v1/chat/completions", openapi_extra={"parameters": [_BY_METADATA]})
+@router.get(
+    "/v1/chat/completions",
+    responses=answers(Page[ChatCompletion]),
+    openapi_extra={"parameters": [_BY_METADATA]},
+)
 async def list_completions(
     request: Request,
     service: TheService,
+    client: TheClient,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "asc",
@@ -71,43 +79,48 @@ async def list_completions(
     }
     found = [
         completion
-        for completion in await run_in_threadpool(_all, service)
+        for completion in await run_in_threadpool(_all, service, client)
         if model in (None, completion.get("model"))
         and wanted.items() <= (completion["metadata"] or {}).items()
     ]
     return JSONResponse(page(found, after, limit, order))
 
 
-@router.get("/v1/chat/completions/{completion}")
-async def get_completion(service: TheService, completion: str) -> JSONResponse:
+@router.get("/v1/chat/completions/{completion}", responses=answers(ChatCompletion))
+async def get_completion(service: TheService, client: TheClient, completion: str) -> JSONResponse:
     """Give a stored completion."""
-    return JSONResponse(await run_in_threadpool(_read, service, completion))
+    return JSONResponse(await run_in_threadpool(_read, service, client, completion))
 
 
 @router.post(
     "/v1/chat/completions/{completion}",
+    responses=answers(ChatCompletion),
     openapi_extra=model_body(MetadataUpdate, {"metadata": {"checked": "yes"}}),
 )
-async def update_completion(service: TheService, completion: str, body: JsonBody) -> JSONResponse:
+async def update_completion(
+    service: TheService, client: TheClient, completion: str, body: JsonBody
+) -> JSONResponse:
     """Change the metadata of a stored completion."""
     update = read_as(MetadataUpdate, body)
 
     def write() -> dict[str, Any]:
-        _read(service, completion)
+        _read(service, client, completion)
         name = keys.metadata(completion.removeprefix(_ID))
         with reachable(service.connection):
             service.connection.set(name, json.dumps(update.metadata), ex=STORED_TTL)
-        return _read(service, completion)
+        return _read(service, client, completion)
 
     return JSONResponse(await run_in_threadpool(write))
 
 
-@router.delete("/v1/chat/completions/{completion}")
-async def delete_completion(service: TheService, completion: str) -> JSONResponse:
+@router.delete("/v1/chat/completions/{completion}", responses=answers(Deleted))
+async def delete_completion(
+    service: TheService, client: TheClient, completion: str
+) -> JSONResponse:
     """Forget a stored completion."""
 
     def delete() -> None:
-        _read(service, completion)
+        _read(service, client, completion)
         job_id = completion.removeprefix(_ID)
         Job(job_id, service.redis_url).delete()
         with reachable(service.connection):
@@ -118,9 +131,10 @@ async def delete_completion(service: TheService, completion: str) -> JSONRespons
     return JSONResponse({"id": completion, "object": "chat.completion.deleted", "deleted": True})
 
 
-@router.get("/v1/chat/completions/{completion}/messages")
+@router.get("/v1/chat/completions/{completion}/messages", responses=answers(Page[StoredMessage]))
 async def list_messages(
     service: TheService,
+    client: TheClient,
     completion: str,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -129,7 +143,7 @@ async def list_messages(
     """List the messages that a stored completion answered."""
 
     def read() -> list[dict[str, Any]]:
-        _read(service, completion)
+        _read(service, client, completion)
         body = Job(completion.removeprefix(_ID), service.redis_url).payload().body
         return [
             _message(message, f"{completion}-{number}")
@@ -148,10 +162,11 @@ def _message(message: Mapping[str, Any], identity: str) -> dict[str, Any]:
     return {**shown, "id": identity, "content": text, "content_parts": parts}
 
 
-def _all(service: Service) -> list[dict[str, Any]]:
-    """Reads the stored completions that are there, the oldest first."""
+def _all(service: Service, client: str | None) -> list[dict[str, Any]]:
+    """Reads the stored completions that are there and a client may see, the oldest first."""
     with reachable(service.connection):
-        job_ids = reading.texts(reading.ask(service.connection.zrange, keys.STORED, 0, -1))
+        stored = reading.texts(reading.ask(service.connection.zrange, keys.STORED, 0, -1))
+        job_ids = seen_among(service.redis_url, client, stored)
         with service.connection.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.get(keys.result(job_id))
@@ -164,13 +179,15 @@ def _all(service: Service) -> list[dict[str, Any]]:
     return found
 
 
-def _read(service: Service, completion: str) -> dict[str, Any]:
-    """Reads a stored completion; raises ApiError where there is none."""
+def _read(service: Service, client: str | None, completion: str) -> dict[str, Any]:
+    """Reads a stored completion; raises ApiError where there is none that a client may see."""
     job_id = completion.removeprefix(_ID)
     with reachable(service.connection):
         score = reading.ask(service.connection.zscore, keys.STORED, job_id)
     try:
         if not completion.startswith(_ID) or not isinstance(score, float):
+            raise JobNotFound(job_id)
+        if not may_see_job(service.redis_url, client, job_id):
             raise JobNotFound(job_id)
         return _with_metadata(service, job_id, Job(job_id, service.redis_url).result(timeout=0))
     except (JobNotFound, JobFailed, ResultTimeout):

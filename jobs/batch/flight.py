@@ -61,7 +61,7 @@ class Flight:
         ordered: bool = True,
         key_of: KeyOf | None = None,
     ) -> None:
-        self._options = options
+        self._options, self._owner = options, options.owner
         self._redis_url = redis_url
         self._connection = connect(redis_url)
         self._window = window
@@ -135,7 +135,7 @@ class Flight:
                 job_id = str(item.job_id)
                 names = [keys.result(job_id), RQJob.key_for(job_id), Result.get_key(job_id)]
                 if self._key_of is not None:
-                    names.append(keys.idempotency(self._key_of(item.line)))
+                    names.append(keys.idempotency(self._key_of(item.line), self._owner))
                 for name in names:
                     pipe.expire(name, FORGET_SECONDS)
             pipe.execute()
@@ -188,7 +188,7 @@ class Flight:
             job_ids: Sequence[str | None] = [None] * len(chunk)
             if self._key_of is not None:
                 line_keys = [self._key_of(line) for _, line in chunk]
-                job_ids = submitted_before(self._connection, line_keys)
+                job_ids = submitted_before(self._connection, line_keys, self._owner)
             del self._unsent[: len(chunk)]
             for (number, line), job_id in zip(chunk, job_ids, strict=True):
                 if job_id is None:
@@ -202,7 +202,7 @@ class Flight:
     def _send(self, chunk: Sequence[tuple[int, Line]]) -> None:
         line_keys = None if self._key_of is None else [self._key_of(line) for _, line in chunk]
         try:
-            jobs = [with_history(self._prepared[number], self._redis_url) for number, _ in chunk]
+            jobs = [with_history(self._prepared[n], self._redis_url, self._owner) for n, _ in chunk]
             job_ids = enqueue(self._connection, jobs, self._options, line_keys, self.batch)
         except QueueFull as error:
             self._wait_for_room(chunk, error)

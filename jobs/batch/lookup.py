@@ -11,11 +11,13 @@ from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, error_object
 from mlx_rq.jobs.queue import keys, reading
 
 
-def submitted_before(connection: Redis, idempotency_keys: Sequence[str]) -> list[str | None]:
-    """Finds the jobs that were made under these keys; None where there is none, or no longer."""
+def submitted_before(
+    connection: Redis, idempotency_keys: Sequence[str], owner: str | None
+) -> list[str | None]:
+    """Finds an owner's jobs that were made under these keys; None where there is none any more."""
     with connection.pipeline(transaction=False) as pipe:
         for key in idempotency_keys:
-            pipe.hget(keys.idempotency(key), "job")
+            pipe.hget(keys.idempotency(key, owner), "job")
         found = [reading.text(job_id) or None for job_id in reading.ask_all(pipe)]
         for job_id in found:
             pipe.exists(RQJob.key_for(job_id or ""), keys.result(job_id or ""))

@@ -32,6 +32,7 @@ def submit(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     stream: bool = False,
     webhook: str | None = None,
+    owner: str | None = None,
     idempotency_key: str | None = None,
     redis_url: str | None = None,
     **fields: Any,
@@ -56,6 +57,7 @@ def submit(
     max_attempts: how often the job is begun whose worker dies with it, 1 to 100; 3.
     stream: whether the worker publishes the text while it generates it; False.
     webhook: a URL that a server of the queue calls once the job has ended; None.
+    owner: the client of an HTTP server with keys that sees the job there; None, only an operator.
 
     And where it goes:
 
@@ -72,11 +74,11 @@ def submit(
     RedisUnavailable where Redis cannot be reached or refuses; after a lost connection the job may
     be enqueued all the same, so submit again under the same `idempotency_key`.
     """
-    options = JobOptions(priority, result_ttl, timeout, max_attempts, stream, webhook)
+    options = JobOptions(priority, result_ttl, timeout, max_attempts, stream, webhook, owner)
     whole = fields if body is None else {**body, **fields} if isinstance(body, Mapping) else body
     redis_url = resolve_url(redis_url)
     answer_format = None if schema is None else response_format(schema)
-    prepared = with_history(prepare(whole, answer_format), redis_url)
+    prepared = with_history(prepare(whole, answer_format), redis_url, owner)
     idempotency_keys = None if idempotency_key is None else [idempotency_key]
     (job,) = send([prepared], options, idempotency_keys, redis_url=redis_url, schema=schema)
     return job
@@ -96,8 +98,8 @@ def submit_many(
 
     bodies: requests, each as `submit` takes it; of any kinds and models.
     schema: as of `submit`, for all of them.
-    options: `priority`, `result_ttl`, `timeout`, `max_attempts`, `stream`, `webhook`, as of
-        `submit`, for all of them.
+    options: `priority`, `result_ttl`, `timeout`, `max_attempts`, `stream`, `webhook`,
+        `owner`, as of `submit`, for all of them.
     idempotency_keys: one for each body, all different; None: every call makes new jobs.
     redis_url: as of `submit`.
 
@@ -111,7 +113,8 @@ def submit_many(
     prepared: list[Prepared] = []
     for index, body in enumerate(bodies):
         try:
-            prepared.append(with_history(prepare(body, answer_format), redis_url))
+            item = prepare(body, answer_format)
+            prepared.append(with_history(item, redis_url, job_options.owner))
         except RequestError as error:
             raise RequestError(
                 f"bodies[{index}]: {error}", code=error.code, param=error.param

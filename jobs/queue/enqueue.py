@@ -110,7 +110,8 @@ class _Step:
             self._metas[item.affinity] = self._meta(item.affinity)
         record, fingerprint = "", ""
         if idempotency_key is not None:
-            record, fingerprint = keys.idempotency(idempotency_key), _fingerprint(item.encoded)
+            record = keys.idempotency(idempotency_key, self._options.owner)
+            fingerprint = _fingerprint(item.encoded)
         data = write_payload(item.kind, item.encoded)
         self._jobs += (self._groups[identity].number, secrets.token_hex(16), record, fingerprint)
         # The time differs from job to job: by it recovery puts jobs back in their order.
@@ -162,6 +163,7 @@ class _Step:
             "prefix": affinity,
             **({"webhook": options.webhook} if options.webhook is not None else {}),
             **({"batch": self._batch} if self._batch is not None else {}),
+            **({"owner": options.owner} if options.owner is not None else {}),
         }
         written: bytes = SERIALIZER.dumps(meta)
         return written.removesuffix(b"}")

@@ -8,8 +8,10 @@
     mlx-rq:idle:<model>             string   a worker that has nothing to do; TTL of seconds
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
     mlx-rq:name:<worker name>       string   the lease on the name: who has it; TTL
+    mlx-rq:models                   zset     names that workers served, by when that was last
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
-    mlx-rq:idempotency:<sha256>     string   job id and body hash of an idempotency key; TTL
+    mlx-rq:idempotency:<sha256>     hash     job id and body hash of an idempotency key; TTL
+    mlx-rq:idempotency:<owner>:…             those of a client of an HTTP server with keys
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
     mlx-rq:limits                   hash     what the operator allows (`mlx_rq.jobs.queue.limits`)
     mlx-rq:reserved                 hash     places kept for large submissions (`reserve.lua`); TTL
@@ -43,6 +45,9 @@ WAKE_UP_SECONDS = 24 * 3600
 LIMITS = "mlx-rq:limits"
 
 RECOVERY = "mlx-rq:recovery"
+
+MODELS = "mlx-rq:models"
+MODELS_KEPT = 1000
 
 STORED = "mlx-rq:stored"
 
@@ -97,9 +102,13 @@ def in_flight(name: str) -> str:
     return f"{IN_FLIGHT}{name}"
 
 
-def idempotency(key: str) -> str:
-    """Names the record of an idempotency key (hashed: the key is the user's and may be long)."""
-    return f"mlx-rq:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
+def idempotency(key: str, owner: str | None = None) -> str:
+    """Names the record of an idempotency key (hashed: the key is the user's and may be long).
+
+    Every owner of jobs has keys of its own.
+    """
+    whose = "" if owner is None else f"{owner}:"
+    return f"mlx-rq:idempotency:{whose}{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def metadata(job_id: str) -> str:

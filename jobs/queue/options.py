@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import PRIORITIES, Priority
+from mlx_rq.jobs.queue.owners import is_name
 from mlx_rq.jobs.queue.webhooks import check_url
 
 DEFAULT_PRIORITY: Priority = "default"
@@ -96,6 +97,10 @@ class JobOptions:
     """A URL, http or https, that an HTTP server of this queue calls once the job has ended. None:
     none is called."""
 
+    owner: str | None = field(default=None, metadata=_offered())
+    """The client of an HTTP server with keys to whom the job belongs (`owners.py`): it sees the job
+    there, and no other client does. None: only an operator sees it there."""
+
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
             raise _invalid("priority", self.priority, f"one of {', '.join(PRIORITIES)}")
@@ -113,6 +118,8 @@ class JobOptions:
             if not isinstance(self.webhook, str):
                 raise _invalid("webhook", self.webhook, "a URL")
             check_url(self.webhook)
+        if self.owner is not None and not (isinstance(self.owner, str) and is_name(self.owner)):
+            raise _invalid("owner", self.owner, "the name of a client: letters, digits, . _ -")
 
 
 class JobOptionFields(TypedDict, total=False):
@@ -124,6 +131,7 @@ class JobOptionFields(TypedDict, total=False):
     max_attempts: int
     stream: bool
     webhook: str | None
+    owner: str | None
 
 
 def _is_integer(value: Any) -> bool:

@@ -1,5 +1,7 @@
 """Which live workers serve a model: read from what each worker says of itself."""
 
+import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import (
@@ -94,6 +96,20 @@ def _read(record: Any) -> WorkerRecord | None:
         return None
     worker = WorkerRecord.model_validate(said)
     return None if worker.serves is None else worker
+
+
+def remember_served(connection: Redis, names: Iterable[str]) -> None:
+    """Notes which models there are, also for the time when no worker lives that serves them."""
+    scores = dict.fromkeys(names, time.time())
+    if reading.ask(connection.zadd, keys.MODELS, scores) is reading.WRONG_TYPE:
+        connection.delete(keys.MODELS)
+        connection.zadd(keys.MODELS, scores)
+    connection.zremrangebyrank(keys.MODELS, 0, -keys.MODELS_KEPT - 1)
+
+
+def known_models(connection: Redis) -> list[str]:
+    """Names the models that workers serve, or have served."""
+    return sorted(reading.texts(reading.ask(connection.zrange, keys.MODELS, 0, -1)))
 
 
 def workers_for(connection: Redis, model: str) -> list[dict[str, Any]]:

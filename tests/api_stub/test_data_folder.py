@@ -81,8 +81,8 @@ def test_folders_of_batches_that_are_none_go_after_an_hour(
 ) -> None:
     statuses = ("in_progress", "cancelling", "completed", "expired", "cancelled", "failed")
     for status in statuses:
-        batches.records.put({"id": f"batch_{status}", "status": status})
-    batches.records.put({"id": "batch_unsaved", "status": "failed"})
+        batches.records.add({"id": f"batch_{status}", "status": status}, None)
+    batches.records.add({"id": "batch_unsaved", "status": "failed"}, None)
     root = tmp_path / "batches"
     for name in (*(f"batch_{status}" for status in statuses), "batch_unsaved", "batch_none"):
         (root / name).mkdir()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fakes import StartWorker
 from servers import RunningServer, StartServer, run_server
 
-from mlx_rq.api_stub.middleware import ESCAPED
+from mlx_rq.api_stub.bodies import ESCAPED
 from mlx_rq.api_stub.settings import ApiKeys, Settings, check_binding, read_keys
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.sizes import DEFAULT_MAX_BODY, MAX_BODY_VARIABLE
@@ -89,6 +89,31 @@ def test_error_shapes(
     assert (answer.status_code, _error(answer)["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("GET", "/", "base URL of OpenAI's clients is http://127.0.0.1:PORT/v1. http://127"),
+        ("GET", "/v1", "base URL of OpenAI's clients is http://127.0.0.1:PORT/v1. http://127"),
+        ("POST", "/v1/", "base URL of OpenAI's clients is http://127.0.0.1:PORT/v1. http://127"),
+        ("GET", "/v1/files/", "Is /v1/files meant?"),
+        ("POST", "/chat/completions", "Is /v1/chat/completions meant? The base URL of"),
+        ("POST", "/v1/v1/chat/completions/", "Is /v1/chat/completions meant?"),
+        ("GET", "/models", "Is /v1/models meant?"),
+        ("POST", "/v1/conversations", "'previous_response_id' goes on from a response."),
+        ("GET", "/v1/conversations/conv_1", "'previous_response_id' goes on from a response."),
+        ("POST", "/v1/embeddings", "http://127.0.0.1:PORT/docs lists the calls."),
+    ],
+)
+def test_an_unknown_url_says_where_to_go(
+    server: RunningServer, method: str, path: str, told: str
+) -> None:
+    answer = server.http.request(method, path)
+    error = _error(answer)
+    assert (answer.status_code, error["code"]) == (404, "unknown_url")
+    assert error["message"].startswith(f"Unknown request URL: {method} {path}. ")
+    assert told.replace("PORT", server.url.rpartition(":")[2]) in error["message"]
+
+
 def test_json_with_parameters_in_its_content_type(
     server: RunningServer, start_worker: StartWorker
 ) -> None:
@@ -112,13 +137,16 @@ def test_fault_of_ours(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -
     assert secret not in answer.text
 
 
-def test_no_redis(nobody_listens: str, tmp_path: Path) -> None:
+def test_no_redis(nobody_listens: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with run_server(Settings(data_dir=tmp_path, redis_url=nobody_listens)) as server:
         answer = server.http.post("/v1/jobs", json=CHAT)
         assert (answer.status_code, _error(answer)["code"]) == (503, "queue_unavailable")
         assert answer.headers["retry-after"] == "5"
         health = server.http.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "no_redis")
+    said = [record.getMessage() for record in caplog.records if record.name == "mlx_rq.api_stub"]
+    assert said[0].startswith(f"No Redis at {nobody_listens}")
+    assert said[0].endswith("Until then, requests are answered with 503.")
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -76,7 +76,10 @@ def test_llm_comply(
 def test_schemathesis(server: RunningServer, start_worker: StartWorker) -> None:
     """Requests made from the server's own description never make it fail."""
     start_worker(FakeEngine(answer_with=answer_any))
-    checks = "not_a_server_error,content_type_conformance,response_headers_conformance"
+    checks = (
+        "not_a_server_error,status_code_conformance,content_type_conformance,"
+        "response_headers_conformance,response_schema_conformance"
+    )
     run = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),

@@ -21,7 +21,7 @@ DEFAULT_HTTP_PORT = 8000
     "--api-key-file",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
-    help="A file with one key a line; needed to listen on more than loopback.",
+    help="A file with one key a line, as KEY or NAME: KEY; needed to listen on more than loopback.",
 )
 @option(
     "--data-dir",
@@ -57,9 +57,16 @@ DEFAULT_HTTP_PORT = 8000
     help="Jobs that may wait for a model.",
 )
 @option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="A model that background jobs are taken for though no worker has served it yet.",
+)
+@option(
     "--queue-unserved",
     is_flag=True,
-    help="Take background jobs also for models that no live worker serves yet.",
+    help="Take background jobs for models of any name.",
 )
 @option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
 @option(
@@ -86,6 +93,7 @@ def serve(
     requests_per_minute: int | None,
     jobs_per_key: int | None,
     max_queued: int,
+    models: tuple[str, ...],
     queue_unserved: bool,
     keep_on_disconnect: bool,
     webhook_secret_file: Path | None,
@@ -103,6 +111,7 @@ def serve(
         requests_per_minute=requests_per_minute,
         jobs_per_key=jobs_per_key,
         max_queued=max_queued,
+        models=models,
         queue_unserved=queue_unserved,
         keep_on_disconnect=keep_on_disconnect,
         webhook_secrets=read_secrets(webhook_secret_file) if webhook_secret_file else (),

@@ -54,7 +54,8 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
         server = None
         if http:
             _check_http_port(http_port)
-            serve = {"http_port": http_port, "data_dir": folder}
+            names = options["model"], *options["served_name"]
+            serve = {"http_port": http_port, "data_dir": folder, "model": names}
             server = running.enter_context(
                 child_process("serve", url, serve, log_level="warning", holds=[used])
             )

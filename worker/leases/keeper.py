@@ -20,7 +20,7 @@ from rq.registry import StartedJobRegistry
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
-from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import recover_expired
@@ -122,6 +122,7 @@ class LeaseKeeper(threading.Thread):
             self._worker.sign_on_again()
         elif not known:
             self._register_again()
+        remember_served(self._connection, self._describe()["serves"])
         self.alone = not any(
             set(other["serves"]) & set(self._describe()["serves"])
             for other in live_workers(self._connection)
@@ -130,9 +131,10 @@ class LeaseKeeper(threading.Thread):
 
     def say(self, pipe: Pipeline | None = None) -> None:
         """Says what the worker serves and has done; the record ends by itself where nobody does."""
-        self_told = json.dumps(self._describe())
+        described = self._describe()
         client = self._connection if pipe is None else pipe
-        client.set(keys.worker(self._worker.name), self_told, ex=2 * self._lease_seconds)
+        name = keys.worker(self._worker.name)
+        client.set(name, json.dumps(described), ex=2 * self._lease_seconds)
 
     def say_in_flight(self, job_ids: Iterable[str]) -> None:
         """Says which jobs are being generated: whose attempt it was, should the worker die now."""

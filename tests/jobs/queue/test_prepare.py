@@ -138,7 +138,7 @@ class TestTheRecord:
         ("options", "timeout"),
         [
             (JobOptions(), -1),
-            (JobOptions("low", 77, 1.5, 5, True, "https://example.org/hook"), 2),
+            (JobOptions("low", 77, 1.5, 5, True, "https://example.org/hook", "ann"), 2),
         ],
         ids=["default", "all"],
     )
@@ -197,6 +197,7 @@ class TestTheRecord:
             "prefix": "",
             "path": prepared.path,
             **({} if options.webhook is None else {"webhook": options.webhook}),
+            **({} if options.owner is None else {"owner": options.owner}),
         }
         assert queue.job_ids.count(job_id) == 1
 
