@@ -19,6 +19,7 @@ from itertools import islice
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
+from mlx_rq.engine.kv.trial import Batching, batching_of
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
@@ -28,7 +29,6 @@ from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
 from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
 from mlx_rq.engine.scheduling.sequences import SequenceTable, TaskSequences
-from mlx_rq.engine.scheduling.sequential import can_batch
 from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.structured.output_format import OutputFormats
 from mlx_rq.engine.text.token_bytes import TokenBytes
@@ -51,10 +51,14 @@ class MLXEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        batches = can_batch(model.model)
-        if not batches:
+        batching = batching_of(model.model)
+        if batching is Batching.ALONE:
             logger.warning("%s cannot be batched: one sequence at a time", model.model_id)
             options = replace(options, batch_size=1)
+        elif batching is Batching.EQUAL:
+            logger.warning(
+                "%s: only prompts of equal length are prefilled together", model.model_id
+            )
         self._options = options
         self._batch_size = options.batch_size
         self._clock = clock
@@ -64,10 +68,11 @@ class MLXEngine:
             batch_size=options.batch_size,
             min_prefix_tokens=options.min_prefix_tokens,
             max_wait=options.max_wait,
+            pads=batching is Batching.ANY,
         )
         self._totals = Totals()
         self._running = RunningBatch(
-            model.model, options, self._totals, batches=batches, clock=clock
+            model.model, options, self._totals, batching=batching, clock=clock
         )
         self._sequences = SequenceTable(self._scheduler, self._running, self._totals)
 

@@ -9,23 +9,19 @@ slower (`worth`).
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
 from mlx_rq.engine.kv.shared_attention import Installation
 from mlx_rq.engine.kv.shared_cache import Chain, KVSegment, SharedKVCache, depth
+from mlx_rq.engine.kv.trial import FAILURES, Batching, Trial
 
 MIN_SEQUENCES = 2
 """One sequence alone has nobody to share with, and loses up to 4 % by one more product."""
-
-_SYSTEM, _DOCUMENT, _QUESTION, _ANSWER = 12, 6, 2, 1
-"""Tokens with which a model is tried: two prefixes, and what each of three sequences on them
-adds.
-"""
 
 Caches = list[Any]
 """One cache for each layer."""
@@ -128,13 +124,13 @@ class Sharing:
     `on` says whether prefixes are held once; `why`, in a few words, the reason either way.
     """
 
-    def __init__(self, model: Module, *, off: str = "") -> None:
-        """`off` is a reason not to try."""
+    def __init__(self, model: Module, *, batching: Batching = Batching.ANY, off: str = "") -> None:
+        """Tries the model with sequences of which it takes batches; `off` is a reason not to."""
         self.on, self.why = False, off
         if off:
             return
         self._installation = Installation(model)
-        self.on, self.why = _tried(model, self._installation)
+        self.on, self.why = _tried(model, batching, self._installation)
         if not self.on:
             self._installation.remove()
 
@@ -148,7 +144,7 @@ class Sharing:
             self._installation.remove()
 
 
-def _tried(model: Module, installation: Installation) -> tuple[bool, str]:
+def _tried(model: Module, batching: Batching, installation: Installation) -> tuple[bool, str]:
     """Compares sequences on a shared prefix with others on copies; says whether and why not."""
     caches = make_prompt_cache(model)
     sharing = sum(map(can_share, caches))
@@ -157,34 +153,28 @@ def _tried(model: Module, installation: Installation) -> tuple[bool, str]:
     if not installation.modules:
         return False, "the model does not use mlx-lm's attention function"
     try:
-        times_allowed = _disagreement(model)
-    except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as error:
+        times_allowed = _disagreement(model, equal=batching is Batching.EQUAL)
+    except FAILURES as error:
         return False, f"{type(error).__name__}: {error}"
     if not times_allowed < 1:
         return False, f"it would change the logits, {times_allowed:.2g} times what rounding may"
     return True, f"{sharing} of {len(caches)} layers"
 
 
-def _disagreement(model: Module) -> float:
+def _disagreement(model: Module, *, equal: bool) -> float:
     """How far logits on shared prefixes are from those on copies, in what is allowed.
 
-    The sequences are three, on nested prefixes: one refers to both, one copies the inner, one
-    copies both. They compute two tokens together, then one more.
+    The prefixes are nested: one sequence refers to both, one copies the inner, one copies both.
     """
-    some = probe_tokens(model)
-    system = make_prompt_cache(model)
-    model(some(1, _SYSTEM), cache=system)
-    outer, _ = frozen(system)
-    document = built_on(outer)
-    model(some(1, _DOCUMENT), cache=document)
-    prefix, _ = frozen(document, outer)
-    question, answer = some(3, _QUESTION), some(3, _ANSWER)
-
-    def logits(sequences: Sequence[Caches]) -> mx.array:
-        merged = [layers[0].merge(list(layers)) for layers in zip(*sequences, strict=True)]
-        found = [model(inputs, cache=merged) for inputs in (question, answer)]
-        return mx.concatenate(found, axis=1)
-
-    expected = logits([built_on(prefix)] * 3)
-    got = logits([referring(prefix, levels) for levels in (2, 1, 0)])
-    return disagreement(got, expected)
+    trial = Trial(model, equal=equal)
+    system, document = trial.parts
+    upper = make_prompt_cache(model)
+    model(mx.array([system]), cache=upper)
+    outer, _ = frozen(upper)
+    lower = built_on(outer)
+    model(mx.array([document]), cache=lower)
+    prefix, _ = frozen(lower, outer)
+    expected = trial.together([built_on(prefix)] * trial.on_prefix, make_prompt_cache)
+    referred = [referring(prefix, levels) for levels in (2, 1, 0)]
+    got = trial.together(referred, partial(sequence_caches, share=True))
+    return trial.disagreement(got, expected)

@@ -65,12 +65,14 @@ def plan(
     batch_size: int = _DEFAULTS.batch_size,
     min_prefix_tokens: int = _DEFAULTS.min_prefix_tokens,
     max_padding: float = 0.15,
+    pads: bool = True,
 ) -> Plan:
     """Choose, for a window of sequences, the prefixes to keep and the order of prefill batches.
 
     A prefix has at least two sequences below it, and at least `min_prefix_tokens` beyond its
     parent. A prefill batch has at most `batch_size` sequences; padding is at most the share
     `max_padding` of its positions, unless its suffixes differ by no more than `PADDING_SLACK`.
+    Without `pads`, there is none.
 
     Raises ValueError for a sequence without tokens or an option out of range, OverflowError for a
     token id in a list that does not fit 32 bits.
@@ -88,7 +90,7 @@ def plan(
             sequence: len(sequences[sequence].tokens) - depth
             for sequence in groups[urgency, prefix]
         }
-        cuts = _cut(sequences, suffix, batch_size, max_padding)
+        cuts = _cut(sequences, suffix, batch_size, max_padding if pads else None)
         batches += (PrefillBatch(prefix, tuple(cut), urgency) for cut in cuts)
     prompt_tokens = sum(len(sequence.tokens) for sequence in sequences)
     return Plan(tuple(prefixes), tuple(batches), duplicates, prompt_tokens, distinct_tokens)
@@ -149,18 +151,19 @@ def _cut(
     sequences: Sequence[PlannedSequence],
     suffix: Mapping[int, int],
     batch_size: int,
-    max_padding: float,
+    max_padding: float | None,
 ) -> list[list[int]]:
     """Cut the sequences of a prefix into prefill batches, the longest expected decode first.
 
     A bucket is so narrow that its shortest sequence next to its longest keeps the bound on padding.
     So does any prefill batch out of it, and its sequences are free to be sorted by decode length.
+    None stands for no padding at all.
     """
     buckets: list[list[int]] = []
     shortest = float("inf")
     for sequence in sorted(suffix, key=suffix.__getitem__, reverse=True):
         if suffix[sequence] < shortest:
-            shortest = min(suffix[sequence] * (1 - max_padding), suffix[sequence] - PADDING_SLACK)
+            shortest = _shortest(suffix[sequence], max_padding)
             buckets.append([])
         buckets[-1].append(sequence)
     batches: list[list[int]] = []
@@ -168,3 +171,10 @@ def _cut(
         bucket.sort(key=lambda sequence: sequences[sequence].max_tokens, reverse=True)
         batches += (bucket[at : at + batch_size] for at in range(0, len(bucket), batch_size))
     return sorted(batches, key=lambda batch: sequences[batch[0]].max_tokens, reverse=True)
+
+
+def _shortest(longest: int, max_padding: float | None) -> float:
+    """Gives the shortest suffix that may be padded to the length of the longest."""
+    if max_padding is None:
+        return longest
+    return min(longest * (1 - max_padding), longest - PADDING_SLACK)

@@ -34,7 +34,11 @@ class WaitingBatch:
 class Scheduler:
     """The sequences that wait; one whose answer is another's (the same request) as a duplicate."""
 
-    def __init__(self, *, batch_size: int, min_prefix_tokens: int, max_wait: float) -> None:
+    def __init__(
+        self, *, batch_size: int, min_prefix_tokens: int, max_wait: float, pads: bool = True
+    ) -> None:
+        """Without `pads`, only suffixes of equal length are prefilled together."""
+        self._pads = pads
         self._batch_size = batch_size
         self._min_prefix_tokens = min_prefix_tokens
         self._max_wait = max_wait
@@ -115,7 +119,10 @@ class Scheduler:
         self._next_overdue = min(patient, default=math.inf) + self._max_wait
         wanted = [self._planned(sequence, now) for sequence in sequences]
         planned = plan(
-            wanted, batch_size=self._batch_size, min_prefix_tokens=self._min_prefix_tokens
+            wanted,
+            batch_size=self._batch_size,
+            min_prefix_tokens=self._min_prefix_tokens,
+            pads=self._pads,
         )
         chains: list[tuple[Key, ...]] = []
         for prefix in planned.prefixes:

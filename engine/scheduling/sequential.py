@@ -1,7 +1,7 @@
 """The fall-back for models that cannot be batched: one sequence at a time, the same answers.
 
 Some models have caches that do not merge (chunked attention), or attention that is wrong or fails
-over sequences of different lengths. `can_batch` finds out when a model is loaded. Prefixes still
+over sequences of different lengths; `kv/trial.py` finds out when a model is loaded. Prefixes still
 work: a sequence goes on from a copy.
 """
 
@@ -18,33 +18,9 @@ from mlx_lm.generate import GenerationBatch
 from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
 from mlx_rq.engine.kv.sharing import Caches
 from mlx_rq.engine.sampling.logprobs import measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
-
-
-def can_batch(model: Module) -> bool:
-    """Tells whether sequences of different lengths give the same logits together as each alone."""
-    try:
-        some = probe_tokens(model)
-        prompts, last = (some(1, 5), some(1, 3)), some(2, 1)
-        caches = [_prefilled(model, prompt) for prompt in prompts]
-        merged = [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
-        together = model(last, cache=merged)
-        alone = [
-            model(last[sequence : sequence + 1], cache=each) for sequence, each in enumerate(caches)
-        ]
-        return disagreement(together, mx.concatenate(alone)) < 1
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return False
-
-
-def _prefilled(model: Module, prompt: mx.array) -> list[Any]:
-    caches: list[Any] = make_prompt_cache(model)
-    model(prompt, cache=caches)
-    mx.eval([cache.state for cache in caches])
-    return caches
 
 
 @dataclass(slots=True)

@@ -2,10 +2,35 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mlx_rq.engine import engine
+from mlx_rq.engine.kv import sharing
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tried_once() -> Iterator[None]:
+    """Tries each model when its first engine is made; the other engines know the outcome."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((engine, "batching_of"), (sharing, "_disagreement")):
+            patch.setattr(module, name, _once(getattr(module, name)))
+        yield
+
+
+def _once(trial: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[Any, Any] = {}
+
+    def remembered(model: Any, **options: Any) -> Any:
+        key = (id(model), *options.items())
+        if key not in known:
+            known[key] = (model, trial(model, **options))  # the model, so that its id stays its own
+        return known[key][1]
+
+    return remembered
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ COPIED = {
     "gemma4_text": "it would change the logits",
     "deepseek_v3": "ValueError: ",
     "gemma2": "the model does not use mlx-lm's attention function",
-    "llama4": "AttributeError: 'ChunkedKVCache' object has no attribute 'merge'",
+    "llama4": "ValueError: <class 'mlx_lm.models.cache.ChunkedKVCache'> does not yet support",
 }
 TOKEN = 768
 """Bytes of KV for each token of the tiny llama."""
