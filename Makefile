@@ -9,13 +9,18 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 
-.PHONY: demo test lint format clean
+.PHONY: demo test families lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
 
 test: $(VENV)/.dev
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# Which models of mlx-lm are batched, and how: fails where that is not what the page says.
+families: $(VENV)/.dev
+	$(BIN)/python tests/engine/families.py
+	git diff --exit-code docs/families.md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -51,9 +51,9 @@ class MLXEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        batching = batching_of(model.model)
+        batching, why = batching_of(model.model)
         if batching is Batching.ALONE:
-            logger.warning("%s cannot be batched: one sequence at a time", model.model_id)
+            logger.warning("%s cannot be batched, one sequence at a time: %s", model.model_id, why)
             options = replace(options, batch_size=1)
         elif batching is Batching.EQUAL:
             logger.warning(

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.shared_attention import Installation
 from mlx_rq.engine.kv.shared_cache import Chain, KVSegment, SharedKVCache, depth
-from mlx_rq.engine.kv.trial import FAILURES, Batching, Trial
+from mlx_rq.engine.kv.trial import FAILURES, Batching, Trial, objection
 
 MIN_SEQUENCES = 2
 """One sequence alone has nobody to share with, and loses up to 4 % by one more product."""
@@ -153,11 +153,11 @@ def _tried(model: Module, batching: Batching, installation: Installation) -> tup
     if not installation.modules:
         return False, "the model does not use mlx-lm's attention function"
     try:
-        times_allowed = _disagreement(model, equal=batching is Batching.EQUAL)
+        against = objection(_disagreement(model, equal=batching is Batching.EQUAL))
     except FAILURES as error:
         return False, f"{type(error).__name__}: {error}"
-    if not times_allowed < 1:
-        return False, f"it would change the logits, {times_allowed:.2g} times what rounding may"
+    if against:
+        return False, against
     return True, f"{sharing} of {len(caches)} layers"
 
 

@@ -51,20 +51,36 @@ class Batching(Enum):
     ALONE = "one sequence at a time"
 
 
-def batching_of(model: Module) -> Batching:
-    """Finds the first way of batching in which sequences have the logits that each has alone."""
+def batching_of(model: Module) -> tuple[Batching, str]:
+    """Finds the first way of batching in which sequences have the logits that each has alone.
+
+    Gives in a few words, too, why it is not an earlier way.
+    """
     if type(model).__module__ in _UNSEEN:
-        return Batching.ALONE
-    for way in (Batching.ANY, Batching.EQUAL):
-        try:
-            trial = Trial(model, equal=way is Batching.EQUAL)
-            prefix = trial.prefix()
-            got = trial.together([prefix] * trial.on_prefix, make_prompt_cache)
-            if trial.disagreement(got, trial.alone(prefix)) < 1:
-                return way
-        except FAILURES:
-            continue
-    return Batching.ALONE
+        return Batching.ALONE, "it is known to be wrong over many tokens"
+    if not (padded := _objection(model, equal=False)):
+        return Batching.ANY, ""
+    if not (equal := _objection(model, equal=True)):
+        return Batching.EQUAL, f"padded: {padded}"
+    return Batching.ALONE, equal
+
+
+def _objection(model: Module, *, equal: bool) -> str:
+    """Says what speaks against computing sequences together; nothing, if they are as alone."""
+    try:
+        trial = Trial(model, equal=equal)
+        prefix = trial.prefix()
+        got = trial.together([prefix] * trial.on_prefix, make_prompt_cache)
+        return objection(trial.disagreement(got, trial.alone(prefix)))
+    except FAILURES as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def objection(disagreement: float) -> str:
+    """Says so, where logits differ by more than rounding explains."""
+    if disagreement < 1:
+        return ""
+    return f"it would change the logits, {disagreement:.2g} times what rounding may"
 
 
 class Trial:

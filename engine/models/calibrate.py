@@ -92,7 +92,8 @@ def measure_share_from(model: Module) -> int:
     In tokens times sequences. Where the model cannot share, or nothing was found, errs on copies'
     side.
     """
-    sharing = Sharing(model, batching=batching_of(model))
+    batching, _ = batching_of(model)
+    sharing = Sharing(model, batching=batching)
     try:
         for tokens in _SHARING_TOKENS if sharing.on else ():
             shared, copied = _seconds_on_prefix(model, tokens)

@@ -152,10 +152,14 @@ def byte_tokenizer() -> TokenizerWrapper:
 @cache
 def tiny_model(family: str, seed: int = 0) -> LoadedModel:
     """A random model of one architecture, three layers deep, in float32."""
+    config = {**COMMON, **{**FAMILIES, **SEQUENTIAL_FAMILIES}[family]}
+    return random_model(family, config, seed)
+
+
+def random_model(family: str, config: dict[str, Any], seed: int = 0) -> LoadedModel:
+    """A random model over the byte tokenizer, of mlx-lm's module `family`."""
     module = import_module(f"mlx_lm.models.{family}")
-    args = module.ModelArgs.from_dict(
-        {"model_type": family, **COMMON, **{**FAMILIES, **SEQUENTIAL_FAMILIES}[family]}
-    )
+    args = module.ModelArgs.from_dict({"model_type": family, **config})
     mx.random.seed(seed)
     network = module.Model(args)
     # Stock initialisation gives nearly equal logits; wider weights make the choices clear.

@@ -379,6 +379,19 @@ def test_suffixes_that_differ_by_a_few_tokens_share_a_batch() -> None:
     assert len(plan([*sequences, PlannedSequence([99] * (PADDING_SLACK + 2), 8)]).batches) == 2
 
 
+@window
+def test_without_padding_suffixes_of_a_batch_are_of_one_length(
+    sequences: list[PlannedSequence], least: int
+) -> None:
+    planned = plan(sequences, min_prefix_tokens=least, pads=False)
+
+    for batch in planned.batches:
+        depth = 0 if batch.prefix is None else planned.prefixes[batch.prefix].depth
+        assert len({len(sequences[one].tokens) - depth for one in batch.sequences}) == 1
+    admitted = [one for batch in planned.batches for one in batch.sequences]
+    assert sorted([*admitted, *planned.duplicates]) == list(range(len(sequences)))
+
+
 def test_an_urgent_sequence_goes_before_a_prefix_is_done_and_still_starts_from_it() -> None:
     rng = random.Random(11)
     prefix = prompt(rng, 50)

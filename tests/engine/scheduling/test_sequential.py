@@ -39,7 +39,7 @@ def test_a_sequence_by_itself_ends_as_in_a_batch(
     ]
     batched, _ = run(MODEL, bodies)
 
-    monkeypatch.setattr(generate, "batching_of", lambda model: Batching.ALONE)
+    monkeypatch.setattr(generate, "batching_of", lambda model: (Batching.ALONE, ""))
     alone, engine = run(MODEL, bodies)
 
     assert engine.capacity == 1

@@ -1,0 +1,31 @@
+"""docs/families.md: what the engine does with every model of the installed mlx-lm, and rightly so.
+
+Here are those families tried whose ways differ; `make families` tries them all.
+"""
+
+from importlib.metadata import version
+
+import pytest
+from families import NOTES, TABLE, UNTRIED, families, row, written
+
+
+def test_the_table_is_of_the_installed_mlx_lm() -> None:
+    assert f"mlx-lm {version('mlx-lm')}." in TABLE.read_text(), "run `make families`"
+    assert [*written()] == [*families()]
+
+
+def test_every_model_that_was_tried_answers_as_alone() -> None:
+    answers = {family: line.split(" | ")[3] for family, line in written().items()}
+    other = {family for family, said in answers.items() if said != "16 of 16"}
+    assert other == {*UNTRIED, *NOTES}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("baichuan_m1", "bailing_moe_linear", "longcat_flash_ngram", "nemotron_h", "rwkv7"),
+        *("minimax_m3_vl", "deepseek_v32", "glm4_moe_lite", "kimi_linear"),
+    ],
+)
+def test_a_family_is_as_the_table_says(family: str) -> None:
+    assert str(row(family)) == written()[family]
