@@ -104,8 +104,9 @@ def row(family: str) -> Row:
 
 
 def _short(reason: str) -> str:
-    """A reason without figures, which differ from machine to machine, and on one line."""
+    """A reason on one line, without figures that say nothing to readers."""
     reason = re.sub(r", \S+ times what rounding may", "", " ".join(reason.split()))
+    reason = re.sub(r"\([\d,]+\)", "(…)", reason)
     return reason if len(reason) < 90 else f"{reason[:90]} …"
 
 
