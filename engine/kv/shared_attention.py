@@ -20,7 +20,13 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
-from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, KVSegment, Level, SharedKVCache
+from mlx_rq.engine.kv.shared_cache import (
+    BatchSharedKVCache,
+    KVSegment,
+    Level,
+    SharedKVCache,
+    cache_behind,
+)
 
 _SCORES = 2**22
 """Scores in memory at once (16 MiB of float32): long prefills go by pieces."""
@@ -58,8 +64,10 @@ def shared_attention(
 
     Takes and gives what mlx-lm's function does, and leaves every other cache to that one. `queries`
     have the shape (rows, heads, queries, head width), `keys` (rows, KV heads, suffix, head width);
-    all queries come after the whole prefix, `mask` (and so causality) is over the suffix alone.
+    all queries come after the whole prefix, `mask` (and so causality) is over the suffix alone. A
+    layer that attends to another one's keys may give no cache.
     """
+    cache = cache_behind(keys) if cache is None else cache
     levels = cache.levels if isinstance(cache, SharedKVCache | BatchSharedKVCache) else ()
     if not levels:
         stock: mx.array = base.scaled_dot_product_attention(

@@ -12,6 +12,7 @@ Written against mlx-lm 0.32 (`mlx_lm/models/cache.py`), whose caches these stand
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import ref
 
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, _BaseCache
@@ -101,6 +102,25 @@ def _level(parts: Sequence[KVSegment | None]) -> Level:
     return Level(groups, mx.array(places), bare=len(in_order) < len(everyone))
 
 
+_behind: dict[int, tuple[Any, Any]] = {}
+"""Weak references to keys that were fetched, and to their caches, by the keys' identity."""
+
+
+def cache_behind(keys: mx.array) -> Any:
+    """Finds the cache of this module that some keys were fetched from, as long as they live.
+
+    Layers that attend to the keys of another one do not say whose they are.
+    """
+    _, cache = _behind.get(id(keys), (None, lambda: None))
+    return cache()
+
+
+def _fetched(cache: _BaseCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    name = id(keys)
+    _behind[name] = ref(keys, lambda _: _behind.pop(name, None)), ref(cache)
+    return keys, values
+
+
 class SharedKVCache(_BaseCache):
     """One row in one layer: the chain that it stands on, and a suffix of its own."""
 
@@ -116,8 +136,7 @@ class SharedKVCache(_BaseCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffix; gives all of the suffix."""
-        fetched: tuple[mx.array, mx.array] = self.suffix.update_and_fetch(keys, values)
-        return fetched
+        return _fetched(self, *self.suffix.update_and_fetch(keys, values))
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -181,6 +200,10 @@ class BatchSharedKVCache(BatchKVCache):
         batch.keys, batch.values, batch._idx = suffixes.keys, suffixes.values, suffixes._idx
         batch.offset = batch.offset + suffixes._idx
         return batch
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Appends to the suffixes; gives all of them."""
+        return _fetched(self, *super().update_and_fetch(keys, values))  # type: ignore[no-untyped-call]
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
         """Gives the mask over the suffixes; raises ValueError for a window."""

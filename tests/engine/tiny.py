@@ -82,7 +82,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 16,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
-    # The last layer attends to the keys and values of the first, and does not say in which cache.
+    # The last layer attends to the keys and values of the first, and gives no cache with them.
     "gemma4_text": {
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         "sliding_window": 16,

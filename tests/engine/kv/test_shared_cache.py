@@ -15,6 +15,7 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_rq.engine.kv import shared_attention as attention
+from mlx_rq.engine.kv import shared_cache
 from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, KVSegment, SharedKVCache
 
 WIDTH = 8
@@ -393,3 +394,15 @@ def test_masks_of_the_models_own_are_kept() -> None:
             asked[one], *cache.keys_and_values(), scale=0.4, mask=whole
         )
         assert mx.abs(got[one] - expected).max().item() < 2e-6
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_keys_tell_whose_they_are_as_long_as_they_live(batched: bool) -> None:
+    cache = SharedKVCache.merge([SharedKVCache()]) if batched else SharedKVCache()
+    keys, _ = cache.update_and_fetch(mx.zeros((1, 2, 3, 4)), mx.zeros((1, 2, 3, 4)))
+    name = id(keys)
+
+    assert shared_cache.cache_behind(keys) is cache
+    assert shared_cache.cache_behind(mx.zeros((1, 2, 3, 4))) is None
+    del keys
+    assert name not in shared_cache._behind
