@@ -19,7 +19,7 @@ from itertools import islice
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
-from mlx_rq.engine.kv.trial import Batching, batching_of
+from mlx_rq.engine.kv.trial import Batching, verdict_on
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
@@ -51,11 +51,13 @@ class MLXEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        batching, why = batching_of(model.model)
-        if batching is Batching.ALONE:
-            logger.warning("%s cannot be batched, one sequence at a time: %s", model.model_id, why)
+        verdict = verdict_on(model.model)
+        if verdict.batching is Batching.ALONE:
+            logger.warning(
+                "%s cannot be batched, one sequence at a time: %s", model.model_id, verdict.why
+            )
             options = replace(options, batch_size=1)
-        elif batching is Batching.EQUAL:
+        elif verdict.batching is Batching.EQUAL:
             logger.warning(
                 "%s: only prompts of equal length are prefilled together", model.model_id
             )
@@ -68,11 +70,11 @@ class MLXEngine:
             batch_size=options.batch_size,
             min_prefix_tokens=options.min_prefix_tokens,
             max_wait=options.max_wait,
-            pads=batching is Batching.ANY,
+            pads=verdict.batching is Batching.ANY,
         )
         self._totals = Totals()
         self._running = RunningBatch(
-            model.model, options, self._totals, batching=batching, clock=clock
+            model.model, options, self._totals, verdict=verdict, clock=clock
         )
         self._sequences = SequenceTable(self._scheduler, self._running, self._totals)
 

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.shared_attention import Installation
 from mlx_rq.engine.kv.shared_cache import Chain, KVSegment, SharedKVCache, depth
-from mlx_rq.engine.kv.trial import FAILURES, Batching, Trial, objection
+from mlx_rq.engine.kv.trial import ASSUMED, FAILURES, Batching, Trial, Verdict, objection
 
 MIN_SEQUENCES = 2
 """One sequence alone has nobody to share with, and loses up to 4 % by one more product."""
@@ -124,13 +124,13 @@ class Sharing:
     `on` says whether prefixes are held once; `why`, in a few words, the reason either way.
     """
 
-    def __init__(self, model: Module, *, batching: Batching = Batching.ANY, off: str = "") -> None:
-        """Tries the model with sequences of which it takes batches; `off` is a reason not to."""
+    def __init__(self, model: Module, *, verdict: Verdict = ASSUMED, off: str = "") -> None:
+        """`verdict` is how the model may be batched; `off`, a reason not to try."""
         self.on, self.why = False, off
         if off:
             return
         self._installation = Installation(model)
-        self.on, self.why = _tried(model, batching, self._installation)
+        self.on, self.why = _tried(model, verdict, self._installation)
         if not self.on:
             self._installation.remove()
 
@@ -144,7 +144,7 @@ class Sharing:
             self._installation.remove()
 
 
-def _tried(model: Module, batching: Batching, installation: Installation) -> tuple[bool, str]:
+def _tried(model: Module, verdict: Verdict, installation: Installation) -> tuple[bool, str]:
     """Compares sequences on a shared prefix with others on copies; says whether and why not."""
     caches = make_prompt_cache(model)
     sharing = sum(map(can_share, caches))
@@ -153,7 +153,7 @@ def _tried(model: Module, batching: Batching, installation: Installation) -> tup
     if not installation.modules:
         return False, "the model does not use mlx-lm's attention function"
     try:
-        against = objection(_disagreement(model, equal=batching is Batching.EQUAL))
+        against = objection(_disagreement(model, verdict))
     except FAILURES as error:
         return False, f"{type(error).__name__}: {error}"
     if against:
@@ -161,12 +161,12 @@ def _tried(model: Module, batching: Batching, installation: Installation) -> tup
     return True, f"{sharing} of {len(caches)} layers"
 
 
-def _disagreement(model: Module, *, equal: bool) -> float:
+def _disagreement(model: Module, verdict: Verdict) -> float:
     """How far logits on shared prefixes are from those on copies, in what is allowed.
 
     The prefixes are nested: one sequence refers to both, one copies the inner, one copies both.
     """
-    trial = Trial(model, equal=equal)
+    trial = Trial(model, equal=verdict.batching is Batching.EQUAL)
     system, document = trial.parts
     upper = make_prompt_cache(model)
     model(mx.array([system]), cache=upper)
@@ -174,7 +174,8 @@ def _disagreement(model: Module, *, equal: bool) -> float:
     lower = built_on(outer)
     model(mx.array([document]), cache=lower)
     prefix, _ = frozen(lower, outer)
-    expected = trial.together([built_on(prefix)] * trial.on_prefix, make_prompt_cache)
+    copies = [built_on(prefix)] * trial.on_prefix
+    expected = verdict.logits or trial.together(copies, make_prompt_cache)
     referred = [referring(prefix, levels) for levels in (2, 1, 0)]
     got = trial.together(referred, partial(sequence_caches, share=True))
     return trial.disagreement(got, expected)

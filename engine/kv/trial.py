@@ -9,7 +9,7 @@ leaves the batch and others that join it.
 import copy
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -25,16 +25,16 @@ _Caches = list[Any]
 FAILURES = (AttributeError, IndexError, NotImplementedError, TypeError, ValueError)
 """What a model raises that does not take what it is tried with."""
 
-_PREFIX = (2, 2)
+_PREFIX = (2, 1)
 """Tokens of the parts of the prefix: few, since a quantised model on a CPU takes 0.1 s for one."""
 
-_ON_PREFIX, _ON_NONE = (2, 4, 3), (8, 3)
+_ON_PREFIX, _ON_NONE = (2, 3, 2), (6, 3)
 """Tokens of the sequences that stand on the prefix, behind it, and of those that join later.
 
 The second leaves, the longest; one that joins is longer than those that stay: they are padded then.
 """
 
-_ON_PREFIX_EQUAL, _ON_NONE_EQUAL = (3, 3, 3), (8, 8)
+_ON_PREFIX_EQUAL, _ON_NONE_EQUAL = (2, 2, 2), (6, 6)
 
 _UNSEEN = ("mlx_lm.models.minimax_m3_vl",)
 """Modules of models that are wrong in a batch only when it is longer than a trial may be.
@@ -51,29 +51,43 @@ class Batching(Enum):
     ALONE = "one sequence at a time"
 
 
-def batching_of(model: Module) -> tuple[Batching, str]:
-    """Finds the first way of batching in which sequences have the logits that each has alone.
+class Verdict(NamedTuple):
+    """How a model may be batched, and in a few words why not in an earlier way.
 
-    Gives in a few words, too, why it is not an earlier way.
+    `logits` are those of a trial in a batch, as far as it was right.
     """
+
+    batching: Batching
+    why: str = ""
+    logits: Sequence[mx.array] = ()
+
+
+ASSUMED = Verdict(Batching.ANY)
+"""Of a model that nobody tried."""
+
+
+def verdict_on(model: Module) -> Verdict:
+    """Finds the first way of batching in which sequences have the logits that each has alone."""
     if type(model).__module__ in _UNSEEN:
-        return Batching.ALONE, "it is known to be wrong over many tokens"
-    if not (padded := _objection(model, equal=False)):
-        return Batching.ANY, ""
-    if not (equal := _objection(model, equal=True)):
-        return Batching.EQUAL, f"padded: {padded}"
-    return Batching.ALONE, equal
+        return Verdict(Batching.ALONE, "it is known to be wrong over many tokens")
+    padded, logits = _tried(model, equal=False)
+    if not padded:
+        return Verdict(Batching.ANY, "", logits)
+    equal, logits = _tried(model, equal=True)
+    if not equal:
+        return Verdict(Batching.EQUAL, f"padded: {padded}", logits)
+    return Verdict(Batching.ALONE, equal)
 
 
-def _objection(model: Module, *, equal: bool) -> str:
-    """Says what speaks against computing sequences together; nothing, if they are as alone."""
+def _tried(model: Module, *, equal: bool) -> tuple[str, Sequence[mx.array]]:
+    """Says what speaks against computing sequences together (nothing?), and gives their logits."""
     try:
         trial = Trial(model, equal=equal)
         prefix = trial.prefix()
         got = trial.together([prefix] * trial.on_prefix, make_prompt_cache)
-        return objection(trial.disagreement(got, trial.alone(prefix)))
+        return objection(trial.disagreement(got, trial.alone(prefix))), got
     except FAILURES as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}", ()
 
 
 def objection(disagreement: float) -> str:

@@ -19,7 +19,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
-from mlx_rq.engine.kv.trial import batching_of
+from mlx_rq.engine.kv.trial import verdict_on
 from mlx_rq.engine.models.load import LoadedModel, models_dir
 from mlx_rq.files import replacing
 
@@ -92,8 +92,7 @@ def measure_share_from(model: Module) -> int:
     In tokens times sequences. Where the model cannot share, or nothing was found, errs on copies'
     side.
     """
-    batching, _ = batching_of(model)
-    sharing = Sharing(model, batching=batching)
+    sharing = Sharing(model, verdict=verdict_on(model))
     try:
         for tokens in _SHARING_TOKENS if sharing.on else ():
             shared, copied = _seconds_on_prefix(model, tokens)

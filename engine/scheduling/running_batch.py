@@ -22,7 +22,7 @@ from mlx_rq.engine.kv.prefix_cache import (
     no_use,
 )
 from mlx_rq.engine.kv.sharing import Sharing
-from mlx_rq.engine.kv.trial import Batching
+from mlx_rq.engine.kv.trial import ASSUMED, Batching, Verdict
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import KVBudget, referred_to
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens
@@ -40,20 +40,20 @@ class RunningBatch:
         options: EngineOptions,
         totals: Totals,
         *,
-        batching: Batching = Batching.ANY,
+        verdict: Verdict = ASSUMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`batching` says which sequences of the model may be computed together."""
+        """`verdict` says which sequences of the model may be computed together."""
         self._model = model
         self._options = options
         self._distinct = DistinctTokens()
         self._totals = totals
-        self._batches = batching is not Batching.ALONE
+        self._batches = verdict.batching is not Batching.ALONE
         self._sequences: dict[int, TokenSequence] = {}  # by the generator's uid
         self.memory = KVBudget(model, options.kv_bytes, options.reserve)
         off = "" if options.share_prefixes else "switched off"
         self.sharing = Sharing(
-            model, batching=batching, off=off if self._batches else "sequences are not batched"
+            model, verdict=verdict, off=off if self._batches else "sequences are not batched"
         )
         finalize(self, self.sharing.remove)
         share_from = options.share_from if self.sharing.on else None

@@ -16,7 +16,7 @@ from mlx_rq.engine.kv import sharing
 def tried_once() -> Iterator[None]:
     """Tries each model when its first engine is made; the other engines know the outcome."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((engine, "batching_of"), (sharing, "_disagreement")):
+        for module, name in ((engine, "verdict_on"), (sharing, "_disagreement")):
             patch.setattr(module, name, _once(getattr(module, name)))
         yield
 
@@ -24,11 +24,10 @@ def tried_once() -> Iterator[None]:
 def _once(trial: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Any, Any] = {}
 
-    def remembered(model: Any, **options: Any) -> Any:
-        key = (id(model), *options.items())
-        if key not in known:
-            known[key] = (model, trial(model, **options))  # the model, so that its id stays its own
-        return known[key][1]
+    def remembered(model: Any, *verdict: Any) -> Any:
+        if id(model) not in known:
+            known[id(model)] = model, trial(model, *verdict)  # the model keeps its id its own
+        return known[id(model)][1]
 
     return remembered
 

@@ -20,7 +20,7 @@ from driving import greedy_text, run, texts
 from test_same_answers import branching
 from tiny import COMMON, FAMILIES, SEQUENTIAL_FAMILIES, random_model
 
-from mlx_rq.engine.kv.trial import Batching, batching_of
+from mlx_rq.engine.kv.trial import Batching, verdict_on
 from mlx_rq.engine.models.load import LoadedModel
 
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -89,7 +89,7 @@ def row(family: str) -> Row:
     if family in UNTRIED:
         return Row(family, "?", "?", "?", f"not tried: {UNTRIED[family]}")
     model = tiny_family(family)
-    batching, why = batching_of(model.model)
+    batching, why, _ = verdict_on(model.model)
     bodies = [{**one, "max_tokens": min(one["max_tokens"], 12)} for one in branching(1, JOBS)]
     results, engine = run(model, bodies, batch_size=8, min_prefix_tokens=1)
     same = sum(

@@ -8,7 +8,7 @@ from mlx_lm.models import cache
 from mlx_lm.models.cache import BatchKVCache
 from tiny import tiny_model
 
-from mlx_rq.engine.kv.trial import Batching, batching_of
+from mlx_rq.engine.kv.trial import Batching, verdict_on
 
 
 def no_roll(x: mx.array, shifts: mx.array, axis: int) -> mx.array:
@@ -42,10 +42,10 @@ def test_what_goes_wrong_in_a_batch_is_seen(
     where: Any, name: str, fault: Any, batching: Batching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("llama").model
-    assert batching_of(model) == (Batching.ANY, "")
+    assert verdict_on(model).batching is Batching.ANY
 
     monkeypatch.setattr(where, name, fault)
-    found, why = batching_of(model)
+    found, why, _ = verdict_on(model)
 
     assert found is batching
     assert "it would change the logits, " in why

@@ -7,7 +7,7 @@ import speaking
 from driving import run
 
 from mlx_rq.engine import engine as generate
-from mlx_rq.engine.kv.trial import Batching
+from mlx_rq.engine.kv.trial import Batching, Verdict
 
 MODEL = speaking.model()
 CHOICE = {"guided_choice": ["alpha", "beta"]}
@@ -39,7 +39,7 @@ def test_a_sequence_by_itself_ends_as_in_a_batch(
     ]
     batched, _ = run(MODEL, bodies)
 
-    monkeypatch.setattr(generate, "batching_of", lambda model: (Batching.ALONE, ""))
+    monkeypatch.setattr(generate, "verdict_on", lambda model: Verdict(Batching.ALONE))
     alone, engine = run(MODEL, bodies)
 
     assert engine.capacity == 1
