@@ -6,14 +6,17 @@
 Both ways run in turn, so many `repeats`, by the same engine over the same jobs: `sequences` of them
 at once, so many `waves` of them, of different lengths, so that sequences come and go. The quickest
 run of each counts, as somebody else may use the machine too. Ratios tell; absolute figures depend
-on it. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
+on it. First it tells the operations that attention takes in a layer: each is a kernel to launch,
+but for those that only look at an array otherwise. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
 the most that was held beside the weights. Copies of 4,096 tokens for 32 sequences of SmolLM2 in
 float32 take up to 15 GB: choose what fits.
 """
 
 import argparse
+import io
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +26,8 @@ import mlx.core as mx
 
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Task
+from mlx_rq.engine.kv.shared_attention import shared_attention
+from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, KVSegment
 from mlx_rq.engine.kv.sharing import worth
 from mlx_rq.engine.models.load import LoadedModel, load
 from mlx_rq.engine.models.pull import pull
@@ -34,6 +39,38 @@ QUESTION = 12
 
 ANSWERS = (20, 28, 36)
 """Tokens of the answers, in turn."""
+
+
+VIEWS = {"Broadcast", "ExpandDims", "Reshape", "Slice", "Squeeze", "Transpose"}
+"""Operations that launch no kernel."""
+
+
+def operations(*arrays: mx.array) -> int:
+    """Counts what is launched to compute arrays."""
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *arrays)
+    names = re.findall(r'label ="(\w+)", shape=rectangle', graph.getvalue())
+    return sum(name not in VIEWS for name in names)
+
+
+def operations_a_layer(lengths: Sequence[int], dtype: mx.Dtype, *, mixed: bool = False) -> int:
+    """Counts those of a decode step in one layer, two sequences on each prefix of these lengths.
+
+    Beside the copy of the queries, which MLX counts as a view. `mixed`, they stand in no order.
+    """
+
+    def some(*shape: int) -> mx.array:
+        return mx.random.normal(shape).astype(dtype)
+
+    parts = [KVSegment(some(1, 2, tokens, 64), some(1, 2, tokens, 64)) for tokens in lengths]
+    on = parts * 2 if mixed else [part for part in parts for _ in range(2)]
+    rows = BatchSharedKVCache([(part,) for part in on], [0] * len(on))
+    rows.update_and_fetch(some(len(on), 2, 20, 64), some(len(on), 2, 20, 64))
+    queries, mask = some(len(on), 8, 1, 64), mx.ones((len(on), 1, 1, 20), mx.bool_)
+    own = rows.keys_and_values()
+    first = shared_attention(queries, *own, rows, 0.125, mask)
+    mx.eval(first, queries, *own, *(array for part in parts for array in (part.keys, part.values)))
+    return operations(shared_attention(queries, *own, rows, 0.125, mask))
 
 
 @dataclass(frozen=True)
@@ -198,6 +235,21 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE")
     arguments = parser.parse_args()
     model = load(str(pull("smollm2", dtype=arguments.dtype)))
+    for title, dtype in (("float32", mx.float32), ("16 bits", mx.bfloat16)):
+        one, eight, mixed, uneven = (
+            operations_a_layer(lengths, dtype, mixed=mixed)
+            for lengths, mixed in (
+                ([64], False),
+                ([64] * 8, False),
+                ([64] * 8, True),
+                (range(64, 72), False),
+            )
+        )
+        print(
+            f"operations a layer, {title}: {one} with one prefix; with eight {eight}, "
+            f"{mixed} out of order, {uneven} of eight lengths",
+            file=sys.stderr,
+        )
     print(HEADING, file=sys.stderr)
     figures = []
     for prefix in arguments.prefixes:

@@ -11,6 +11,9 @@ Written against mlx-lm 0.32 (`mlx_lm/models/cache.py`), whose caches these stand
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from operator import add
 from typing import Any, Self
 from weakref import ref
 
@@ -57,49 +60,55 @@ def depth(chain: Chain) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A part, and the rows of the batch that stand on it (None: all, in their order)."""
+    """So many rows, one after the other, and the part that they stand on (None: on nothing)."""
 
-    part: KVSegment
-    rows: mx.array | None
+    part: KVSegment | None
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The parts that rows have at one level of nesting.
-
-    `places` says where a row finds its own among what the groups give one after the other (None:
-    right there); `bare`, that some rows have nothing at this level: their place is behind all
-    groups.
-    """
+    """The groups of all rows at one level of nesting, and the tokens of the longest part there."""
 
     groups: tuple[Group, ...]
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Rows in an order in which those that share parts stand together, at every level of nesting.
+
+    `order` says which row comes where, `places` where a row is then (None: right where it is).
+    """
+
+    levels: tuple[Level, ...]
+    order: mx.array | None = None
     places: mx.array | None = None
-    bare: bool = False
 
 
-def levels_of(chains: Sequence[Chain]) -> tuple[Level, ...]:
-    """Groups rows by the parts that they share, level by level."""
+def arranged(chains: Sequence[Chain]) -> Arrangement:
+    """Groups rows by the parts that they share."""
     deepest = max(map(len, chains), default=0)
-    return tuple(_level([chain[n] if n < len(chain) else None for chain in chains])
-                 for n in range(deepest))  # fmt: skip
+    paths = [(*chain, *[None] * (deepest - len(chain))) for chain in chains]
+    seen: dict[KVSegment | None, int] = {}
+    ranks = [tuple(seen.setdefault(part, len(seen)) for part in path) for path in paths]
+    order = sorted(range(len(paths)), key=ranks.__getitem__)
+    levels = tuple(_level([paths[row][n] for row in order]) for n in range(deepest))
+    if order == sorted(order):
+        return Arrangement(levels)
+    places = sorted(order, key=order.__getitem__)
+    return Arrangement(levels, _indices(tuple(order)), _indices(tuple(places)))
 
 
 def _level(parts: Sequence[KVSegment | None]) -> Level:
-    rows_on: dict[KVSegment, list[int]] = {}
-    for row, part in enumerate(parts):
-        if part is not None:
-            rows_on.setdefault(part, []).append(row)
-    everyone = list(range(len(parts)))
-    in_order = [row for rows in rows_on.values() for row in rows]
-    if len(rows_on) == 1 and in_order == everyone:
-        (part,) = rows_on
-        return Level((Group(part, None),))
-    groups = tuple(Group(part, mx.array(rows)) for part, rows in rows_on.items())
-    if in_order == everyone:
-        return Level(groups)
-    place = {row: place for place, row in enumerate(in_order)}
-    places = [place.get(row, len(in_order)) for row in everyone]
-    return Level(groups, mx.array(places), bare=len(in_order) < len(everyone))
+    groups = tuple(Group(part, len(list(rows))) for part, rows in groupby(parts))
+    return Level(groups, max(len(part) for part in parts if part is not None))
+
+
+@lru_cache(maxsize=64)
+def _indices(rows: tuple[int, ...]) -> mx.array:
+    """Gives the same array to all layers, whose rows stand alike."""
+    return mx.array(rows)
 
 
 _behind: dict[int, tuple[Any, Any]] = {}
@@ -127,7 +136,7 @@ class SharedKVCache(_BaseCache):
     def __init__(self, chain: Chain = (), suffix: KVCache | None = None) -> None:
         self.chain = chain
         self.suffix = KVCache() if suffix is None else suffix
-        self.levels = levels_of([chain])
+        self.arrangement = arranged([chain])
 
     @property
     def offset(self) -> int:
@@ -184,11 +193,13 @@ class BatchSharedKVCache(BatchKVCache):
     """The rows of a batch in one layer: their suffixes, left-padded, and each part once.
 
     `offset` is the position of each row's next token, its prefix counted in (rotary embeddings need
-    it); masks and slots are those of the suffixes.
+    it); masks and slots are those of the suffixes. How they are padded is known without asking the
+    device, which every layer would have to wait for.
     """
 
     def __init__(self, chains: Sequence[Chain], left_padding: Sequence[int]) -> None:
         super().__init__(list(left_padding))
+        self._padding, self._rolling = list(left_padding), list[int]()
         self._stand_on(list(chains))
         self.offset = self.offset + mx.array([depth(chain) for chain in chains])
 
@@ -196,7 +207,8 @@ class BatchSharedKVCache(BatchKVCache):
     def of(cls, caches: Sequence[SharedKVCache]) -> Self:
         """Puts rows together."""
         suffixes = BatchKVCache.merge([cache.suffix for cache in caches])
-        batch = cls([cache.chain for cache in caches], suffixes.left_padding.tolist())
+        lengths = [int(cache.suffix.offset) for cache in caches]
+        batch = cls([cache.chain for cache in caches], [max(lengths) - one for one in lengths])
         batch.keys, batch.values, batch._idx = suffixes.keys, suffixes.values, suffixes._idx
         batch.offset = batch.offset + suffixes._idx
         return batch
@@ -216,15 +228,15 @@ class BatchSharedKVCache(BatchKVCache):
 
         Prefixes are not trimmed: others stand on them.
         """
-        forgotten = min(n, self._idx - max(self._padding()))
+        forgotten = min(n, self._idx - max(self._padding))
         self._idx -= forgotten
         self.offset = self.offset - forgotten
         return forgotten
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keeps these rows, and no slot that none of them uses."""
-        rows, padding = mx.array(list(batch_indices)), self._padding()
-        padding = [padding[row] for row in batch_indices]
+        rows = mx.array(list(batch_indices))
+        padding = [self._padding[row] for row in batch_indices]
         unused = min(padding)
         if self.keys is not None:
             # Cut first: what the rows are then gathered into is no larger than they need.
@@ -232,12 +244,29 @@ class BatchSharedKVCache(BatchKVCache):
             self.values = self.values[..., unused:, :][rows]
             self._idx -= unused
         self.offset = self.offset[rows]
-        self.left_padding = mx.array([slots - unused for slots in padding])
+        self._padding = [slots - unused for slots in padding]
+        self.left_padding = mx.array(self._padding)
         self._stand_on([self.chains[row] for row in batch_indices])
 
-    def _padding(self) -> list[int]:
-        padding: list[int] = self.left_padding.tolist()  # type: ignore[assignment]
-        return padding
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Says how prompts that come next are padded, so that they have one length."""
+        super().prepare(left_padding=left_padding, lengths=lengths, right_padding=right_padding)  # type: ignore[no-untyped-call]
+        if left_padding is not None:
+            self._padding = list(map(add, self._padding, left_padding))
+        self._rolling = list(right_padding or ())
+
+    def finalize(self) -> None:
+        """Turns the padding on the right into one on the left."""
+        super().finalize()  # type: ignore[no-untyped-call]
+        if self._rolling:
+            self._padding = list(map(add, self._padding, self._rolling))
+            self._rolling = []
 
     def extend(self, other: BatchKVCache) -> None:
         """Takes in the rows of another batch; raises TypeError for a batch of another kind.
@@ -248,16 +277,30 @@ class BatchSharedKVCache(BatchKVCache):
             raise TypeError(
                 f"cannot extend a batch that shares prefixes by a {type(other).__name__}"
             )
+        longest = max(self._idx, other._idx)
+        self._padding = [
+            slots + longest - batch._idx for batch in (self, other) for slots in batch._padding
+        ]
         super().extend(other)  # type: ignore[no-untyped-call]
         self._stand_on([*self.chains, *other.chains])
 
     def extract(self, idx: int) -> SharedKVCache:
         """Gives one row, on the same chain."""
-        suffix = None if self.keys is None else super().extract(idx)
+        suffix = KVCache()
+        if self.keys is not None:
+            own = slice(self._padding[idx], self._idx)
+            suffix.keys = mx.contiguous(self.keys[idx : idx + 1, :, own])
+            suffix.values = mx.contiguous(self.values[idx : idx + 1, :, own])
+            suffix.offset = suffix.keys.shape[2]
         return SharedKVCache(self.chains[idx], suffix)
 
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The parts that rows stand on, level by level."""
+        return self.arrangement.levels
+
     def _stand_on(self, chains: list[Chain]) -> None:
-        self.chains, self.levels = chains, levels_of(chains)
+        self.chains, self.arrangement = chains, arranged(chains)
         self.step = BLOCK if self.levels else BatchKVCache.step
 
 
