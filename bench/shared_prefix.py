@@ -6,10 +6,10 @@
 Both ways run in turn, so many `repeats`, by the same engine over the same jobs: `sequences` of them
 at once, so many `waves` of them, of different lengths, so that sequences come and go. The quickest
 run of each counts, as somebody else may use the machine too. Ratios tell; absolute figures depend
-on it. First it tells the operations that attention takes in a layer: each is a kernel to launch,
-but for those that only look at an array otherwise. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
+on it. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
 the most that was held beside the weights. Copies of 4,096 tokens for 32 sequences of SmolLM2 in
-float32 take up to 15 GB: choose what fits.
+float32 take up to 15 GB: choose what fits. Before all that it tells how many operations attention
+takes in a layer, each of which is a kernel to launch, but for views of arrays.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Task
 from mlx_rq.engine.kv.shared_attention import shared_attention
 from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, KVSegment
-from mlx_rq.engine.kv.sharing import worth
+from mlx_rq.engine.kv.sharing import SharingCost, worth
 from mlx_rq.engine.models.load import LoadedModel, load
 from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
@@ -173,7 +173,7 @@ def measure(model: LoadedModel, prefix: int, sequences: int, waves: int, repeats
     return Figures(
         prefix=prefix,
         sequences=sequences,
-        gate=worth([(prefix, sequences)], EngineOptions().share_from) == 1,
+        gate=worth([(prefix, sequences)], SharingCost.of(EngineOptions().share_from)) == 1,
         peak_ratio=copied.peak_bytes / shared.peak_bytes,
         kv_ratio=copied.kv_bytes / shared.kv_bytes,
         decode_ratio=shared.decode_tokens_per_second / copied.decode_tokens_per_second,

@@ -20,7 +20,15 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_rq.engine.kv.sharing import Caches, built_on, frozen, own_bytes, referring, worth
+from mlx_rq.engine.kv.sharing import (
+    Caches,
+    SharingCost,
+    built_on,
+    frozen,
+    own_bytes,
+    referring,
+    worth,
+)
 
 TOKEN_BYTES = array("I").itemsize
 _FORGETTING_SECONDS = 3600.0
@@ -96,7 +104,7 @@ class PrefixCache:
         share_from: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """From `share_from` tokens times sequences on, prefixes are referred to; else copied."""
+        """Prefixes are referred to where that spares `share_from` tokens a step; else copied."""
         self._model = model
         self._chunk = chunk
         self._share_from = share_from
@@ -159,7 +167,7 @@ class PrefixCache:
             return None
         users = Counter(below for used in in_use for below in used.chain)
         chain = [(one.length, sequences + users[one]) for one in prefix.chain]
-        levels = worth(chain, self._share_from)
+        levels = worth(chain, SharingCost.of(self._share_from), begun=bool(users))
         return prefix.chain[levels - 1] if levels else None
 
     def build(self, key: Key) -> CachedPrefix | None:

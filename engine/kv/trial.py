@@ -90,9 +90,9 @@ def _tried(model: Module, *, equal: bool) -> tuple[str, Sequence[mx.array]]:
         return f"{type(error).__name__}: {error}", ()
 
 
-def objection(disagreement: float) -> str:
-    """Says so, where logits differ by more than rounding explains."""
-    if disagreement < 1:
+def objection(disagreement: float, allowed: float = 1.0) -> str:
+    """Says so, where logits differ by more than that part of what rounding may explain."""
+    if disagreement < allowed:
         return ""
     return f"it would change the logits, {disagreement:.2g} times what rounding may"
 

@@ -17,7 +17,7 @@ from tiny import FAMILIES, tiny_model
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, key_of, no_use
 from mlx_rq.engine.kv.shared_attention import shared_attention
-from mlx_rq.engine.kv.sharing import Sharing, built_on, frozen, referring, worth
+from mlx_rq.engine.kv.sharing import Sharing, SharingCost, built_on, frozen, referring, worth
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv, referred_to
@@ -107,7 +107,61 @@ def test_what_was_tried_in_vain_is_taken_out() -> None:
     ],
 )
 def test_sequences_refer_to_what_pays(chain: list[tuple[int, int]], parts: int) -> None:
-    assert worth(chain, 999) == parts
+    assert worth(chain, SharingCost(once=0, part=899)) == parts
+
+
+@pytest.mark.parametrize(
+    ("chain", "begun", "parts"),
+    [
+        ([(100, 11)], False, 1),
+        ([(99, 11)], False, 0),
+        ([(99, 11)], True, 1),  # what sharing costs whatever is shared, is spent already
+        ([(40, 11)], True, 1),
+        ([(39, 11)], True, 0),
+        ([(100, 11), (40, 11)], False, 2),
+    ],
+)
+def test_the_first_part_of_a_batch_costs_more_than_the_next(
+    chain: list[tuple[int, int]], begun: bool, parts: int
+) -> None:
+    assert worth(chain, SharingCost(once=600, part=399), begun=begun) == parts
+
+
+LAUNCH, READ = 5e-6, 10e-9
+"""Seconds to launch a kernel, and to read a token's KV in a layer: 4 KB at 400 GB/s (an M3 Max)."""
+
+
+def seconds(chain: list[tuple[int, int]], shared: int) -> float:
+    """What a layer's attention takes, if sequences refer to so many parts of a chain."""
+    sequences = chain[0][1]
+    reads = sum(tokens * (1 if level < shared else sequences)
+                for level, (tokens, _) in enumerate(chain))  # fmt: skip
+    return reads * READ + (7 + 3 * shared if shared else 1) * LAUNCH
+
+
+@pytest.mark.parametrize("sequences", [2, 4, 8, 32])
+@pytest.mark.parametrize("lengths", [[60], [400], [2000], [9000], [60, 2000], [3000, 60, 60]])
+def test_the_gate_holds_where_launches_cost_five_microseconds(
+    lengths: list[int], sequences: int
+) -> None:
+    chain = [(tokens, sequences) for tokens in lengths]
+    overhead = seconds([(0, 4)], 1) - seconds([(0, 4)], 0)  # what is measured
+
+    parts = worth(chain, SharingCost.of(round(overhead / READ)))
+
+    ways = [seconds(chain, shared) for shared in range(len(chain) + 1)]
+    assert ways[parts] == min(ways)
+
+
+@pytest.mark.parametrize(("times_rounding", "on"), [(0.4, True), (0.6, False)])
+def test_sharing_may_change_logits_by_less_than_a_batch_may(
+    monkeypatch: pytest.MonkeyPatch, times_rounding: float, on: bool
+) -> None:
+    monkeypatch.setattr("mlx_rq.engine.kv.sharing._disagreement", lambda model: times_rounding)
+    sharing = Sharing(tiny_model("llama").model)
+
+    assert sharing.on == on
+    sharing.remove()
 
 
 def build(prefixes: PrefixCache, tokens: list[int]) -> CachedPrefix:
@@ -330,7 +384,12 @@ def test_answers_and_logprobs_are_those_of_copies(family: str) -> None:
 @given(
     chain=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 32)), max_size=6),
     share_from=st.integers(1, 5000),
+    begun=st.booleans(),
 )
-def test_more_sequences_never_share_less(chain: list[tuple[int, int]], share_from: int) -> None:
+def test_more_sequences_never_share_less(
+    chain: list[tuple[int, int]], share_from: int, begun: bool
+) -> None:
     more = [(tokens, sequences + 1) for tokens, sequences in chain]
-    assert worth(chain, share_from) <= worth(more, share_from) <= len(chain)
+    cost = SharingCost.of(share_from)
+    few, many = (worth(one, cost, begun=begun) for one in (chain, more))
+    assert few <= many <= len(chain)
