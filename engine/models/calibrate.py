@@ -1,16 +1,15 @@
-"""Finds how many sequences a model decodes at once before more sequences give little more.
+"""Finds what suits a model on this machine: how many sequences, and when they share prefixes.
 
-Measured once for each model and machine, and kept: a short trial of decode steps over 4, 8, 16 …
-sequences. The smallest batch is taken from which doubling gives less than a fifth more tokens a
-second. So is the length from which a prefix is better held once than copied into the sequences on
-it.
+Measured once for each chip, version of MLX and model, and kept in the data folder.
 """
 
 import json
 import logging
-import platform
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
 from mlx_rq.engine.kv.trial import verdict_on
-from mlx_rq.engine.models.load import LoadedModel, models_dir
+from mlx_rq.engine.models.decode_speed import CONTEXT, DecodeTrial, fewest, lengthen, measured
+from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.files import replacing
 
 logger = logging.getLogger("mlx_rq.engine")
 
-SMALLEST = 4
-"""A batch costs little where it gains little, and a trial on a busy machine may show no gain."""
-LARGEST = 64
-_WORTH = 1.2
+FILE = "calibration.json"
+
 _STEPS = 3
 
 _SHARING_SEQUENCES = 4
@@ -37,80 +35,87 @@ _SHARING_TOKENS = (64, 128, 256, 512, 1024)
 memory.
 """
 
+_UNSEEN_TOKENS = 2 * _SHARING_TOKENS[-1]
+"""The length from which a prefix is shared where no trial says anything."""
 
-def best_batch_size(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
-    """Says how many sequences to decode together: what was measured before, else measures."""
-    return _once(model, "", measure_sequences, "sequences decode together best", cache_dir)
-
-
-def share_from(model: LoadedModel, *, cache_dir: Path | None = None) -> int:
-    """Says from how many tokens times sequences on to share a prefix, likewise."""
-    what = "tokens, times sequences, make a prefix worth sharing"
-    return _once(model, " share_from", measure_share_from, what, cache_dir)
+_MOST_TOKENS = 16 * _SHARING_TOKENS[-1]
 
 
-def _once(
-    model: LoadedModel,
-    kind: str,
-    measure: Callable[[Module], int],
-    what: str,
-    cache_dir: Path | None,
-) -> int:
-    file = models_dir(cache_dir).parent / "batch.json"
-    key = f"{model.fingerprint} {platform.node()} {mx.default_device()}{kind}"
-    known = _read(file)
-    if key not in known:
-        known[key] = measure(model.model)
-        _write(file, known)
-        logger.info("measured: %d %s", known[key], what)
-    return known[key]
+def best_batch_size(model: LoadedModel, folder: Path, *, room: int | None = None) -> int:
+    """Says how many sequences to decode together: by what was measured before, else measures.
+
+    `room` is what KV may take, in bytes.
+    """
+    context = min(CONTEXT, model.context_length - 1)
+    known = _known(model, folder)
+    speeds = {int(size): float(speed) for size, speed in known.get("tokens_per_second", {}).items()}
+    before = bool(speeds)
+    if not before:
+        speeds = measured(DecodeTrial(model.model, room=room, context=context).seconds)
+        _keep(model, folder, tokens_per_second=speeds, context=context)
+    best = fewest(speeds)
+    told = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
+    logger.info(
+        "--batch auto: %d sequences decode together (tokens a second on %s, %s, by sequences: %s)",
+        best,
+        _chip(),
+        "measured before" if before else "measured now",
+        told,
+    )
+    return best
 
 
-def measure_sequences(model: Module) -> int:
-    """Times decode steps over more and more sequences and returns the best number."""
-    sequences = SMALLEST
-    speed = sequences / _step_seconds(model, sequences)
-    while sequences < LARGEST:
-        doubled = 2 * sequences / _step_seconds(model, 2 * sequences)
-        if doubled < _WORTH * speed:
-            return sequences
-        sequences, speed = 2 * sequences, doubled
-    return sequences
-
-
-def _step_seconds(model: Module, sequences: int) -> float:
-    """The quickest of a few decode steps, as somebody else may use the machine too."""
-    caches = make_prompt_cache(model)
-    tokens = mx.zeros((sequences, 1), dtype=mx.int32)
-    mx.eval(model(tokens, cache=caches))
-    return min(_seconds(model, tokens, caches) for _ in range(_STEPS))
+def share_from(model: LoadedModel, folder: Path) -> int:
+    """Says how many tokens of copies a shared prefix must spare a step, likewise."""
+    known = _known(model, folder).get("share_from")
+    if not isinstance(known, int):
+        known = measure_share_from(model.model)
+        _keep(model, folder, share_from=known)
+        logger.info("measured: prefixes are shared where that spares %d tokens a step", known)
+    return known
 
 
 def measure_share_from(model: Module) -> int:
     """Times decode steps on longer and longer prefixes, shared and copied; says where sharing wins.
 
-    In tokens times sequences. Where the model cannot share, or nothing was found, errs on copies'
+    In tokens that are not read. Where the model cannot share, or nothing was found, errs on copies'
     side.
     """
     sharing = Sharing(model, verdict=verdict_on(model))
+    lost: list[float] = []
     try:
         for tokens in _SHARING_TOKENS if sharing.on else ():
             shared, copied = _seconds_on_prefix(model, tokens)
             if shared <= copied:
-                return _SHARING_SEQUENCES * tokens
+                return _spared(tokens)
+            lost.append(shared - copied)
     finally:
         sharing.remove()
-    return 2 * _SHARING_SEQUENCES * _SHARING_TOKENS[-1]
+    return _spared(_beyond(lost))
+
+
+def _spared(tokens: int) -> int:
+    return (_SHARING_SEQUENCES - 1) * tokens
+
+
+def _beyond(lost: list[float]) -> int:
+    """Guesses from how many tokens on sharing wins, where it lost by this over all of those tried.
+
+    What it costs is the same for all prefixes, what it spares grows with them.
+    """
+    shortest, longest = _SHARING_TOKENS[0], _SHARING_TOKENS[-1]
+    if lost and all(sooner > later for sooner, later in pairwise(lost)):
+        gained = (lost[0] - lost[-1]) / (longest - shortest)
+        return min(longest + math.ceil(lost[-1] / gained), _MOST_TOKENS)
+    return _UNSEEN_TOKENS
 
 
 def _seconds_on_prefix(model: Module, tokens: int) -> tuple[float, float]:
     """Times a decode step of sequences that share a prefix, and one of sequences that copy it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    for cache in filter(can_share, caches):  # long ones need not be computed: only time counts
-        cache.keys = mx.repeat(cache.keys[:, :, :1], tokens, axis=2)
-        cache.values = mx.repeat(cache.values[:, :, :1], tokens, axis=2)
-        cache.offset = tokens
+    for cache in filter(can_share, caches):
+        lengthen(cache, tokens)
     prefix, _ = frozen(caches)
     ways = [
         [layer.merge([layer] * _SHARING_SEQUENCES) for layer in referring(prefix, levels)]
@@ -130,18 +135,34 @@ def _seconds(model: Module, tokens: mx.array, caches: list[Any]) -> float:
     return time.perf_counter() - started
 
 
-def _read(file: Path) -> dict[str, int]:
+def _chip() -> str:
+    return str(mx.device_info().get("device_name", mx.default_device()))
+
+
+def _key(model: LoadedModel) -> str:
+    return f"{_chip()}, mlx {version('mlx')}, {model.model_id} {model.fingerprint}"
+
+
+def _known(model: LoadedModel, folder: Path) -> dict[str, Any]:
+    """What was measured before of this model here."""
+    known = _read(folder / FILE).get(_key(model))
+    return known if isinstance(known, dict) else {}
+
+
+def _keep(model: LoadedModel, folder: Path, **found: Any) -> None:
+    file = folder / FILE
+    everything = {**_read(file), _key(model): {**_known(model, folder), **found}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as fresh:
+            fresh.write(json.dumps(everything, indent=1).encode())
+    except OSError as error:
+        logger.warning("what was measured could not be kept: %s", error)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
     try:
         known = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def _write(file: Path, known: dict[str, int]) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as fresh:
-            fresh.write(json.dumps(known, indent=1).encode())
-    except OSError as error:
-        logger.warning("the measured batch size could not be kept: %s", error)

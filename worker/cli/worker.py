@@ -56,7 +56,7 @@ _worker_options = (
         "--batch",
         type=_RowCount(),
         default="auto",
-        help="Sequences that decode together; auto measures once what is best here.",
+        help="Sequences that decode together; auto measures once what is best here, and says so.",
     ),
     option(
         "--kv-budget",
@@ -207,6 +207,7 @@ def _generate(
     from mlx_rq.engine.models.calibrate import best_batch_size, share_from
     from mlx_rq.engine.models.load import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
+    from mlx_rq.engine.scheduling.budget import default_kv_bytes
     from mlx_rq.worker.leases.name import NameTaken
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
@@ -215,15 +216,17 @@ def _generate(
     supervisor_pipe = SupervisorPipe.from_environment()
     supervisor_pipe.stop_with_supervisor()
     loaded = load(model, trust_remote_code=trust_remote_code)
+    folder = data_dir or default_data_dir()
+    room = default_kv_bytes(loaded.model) if kv_budget is None else kv_budget
     engine_options = EngineOptions(
-        batch_size=batch if isinstance(batch, int) else best_batch_size(loaded),
+        batch_size=batch if isinstance(batch, int) else best_batch_size(loaded, folder, room=room),
         kv_bytes=kv_budget,
         max_wait=max_wait,
         close_json=close_json,
-        share_from=SHARE_FROM if isinstance(batch, int) else share_from(loaded),
+        share_from=SHARE_FROM if isinstance(batch, int) else share_from(loaded, folder),
     )
     connection = new_connection(redis_url)
-    spool = spool_folder(data_dir or default_data_dir(), connection)
+    spool = spool_folder(folder, connection)
     mlx_worker = MLXWorker(
         MLXEngine(loaded, engine_options),
         connection,

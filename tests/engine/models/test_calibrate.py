@@ -5,48 +5,54 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx.nn.layers.base import Module
 from mlx_lm.models import base, llama
 from tiny import tiny_model
 
 from mlx_rq.engine.models import calibrate
 
 
-@pytest.mark.parametrize(
-    ("seconds", "sequences"),
-    [
-        (lambda sequences: 1.0, calibrate.LARGEST),  # more sequences cost nothing
-        (lambda sequences: float(sequences), calibrate.SMALLEST),  # each costs the same
-        (lambda sequences: 1.0 if sequences <= 16 else sequences / 16, 16),  # free up to sixteen
-    ],
-)
-def test_sequences_are_added_as_long_as_they_pay(
-    monkeypatch: pytest.MonkeyPatch, seconds: object, sequences: int
-) -> None:
-    monkeypatch.setattr(calibrate, "_step_seconds", lambda model, count: seconds(count))  # type: ignore[operator]
-
-    assert calibrate.measure_sequences(tiny_model("llama").model) == sequences
-
-
 def test_a_machine_is_measured_once_for_each_model(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    measured = []
-    monkeypatch.setattr(calibrate, "measure_sequences", lambda model: measured.append(model) or 8)
+    trials = []
+    caplog.set_level("INFO", "mlx_rq.engine")
 
-    assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
-    assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
-    assert len(measured) == 1
-    (tmp_path / "batch.json").write_text("{broken")
-    assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
-    assert len(measured) == 2
+    class Trial:
+        def __init__(self, model: Module, *, room: int | None, context: int) -> None:
+            trials.append((room, context))
+
+        def seconds(self, sequences: int) -> float:
+            return 1.0 if sequences <= 16 else sequences / 16
+
+    monkeypatch.setattr(calibrate, "DecodeTrial", Trial)
+
+    def best(model: str = "llama") -> int:
+        return calibrate.best_batch_size(tiny_model(model), tmp_path, room=10**6)
+
+    assert (best(), best()) == (16, 16)
+    assert trials == [(10**6, 1024)]
+    first, second = caplog.messages
+    assert "--batch auto: 16 sequences decode together" in first
+    assert "measured now" in first
+    assert "8: 8, 12: 12, 16: 16, 24: 16" in first
+    assert "measured before" in second
+    (tmp_path / calibrate.FILE).write_text("{broken")
+    assert best() == 16
+    assert best("qwen3") == 16
+    assert len(trials) == 3
+    monkeypatch.setattr(calibrate, "_chip", lambda: "another")
+    assert best() == 16
+    assert len(trials) == 4
 
 
 @pytest.mark.parametrize(
     ("overhead", "share_from"),
     [
-        (0.0, 4 * 64),  # sharing always wins
-        (300.0, 4 * 512),  # a part costs as much as to read 300 tokens of copies
-        (9999.0, 4 * 2048),  # it wins nowhere: only what is longer than all tried is shared
+        (0.0, 3 * 64),  # sharing always wins: one is read instead of four
+        (300.0, 3 * 512),  # a part costs as much as to read 300 tokens of copies
+        (9999.0, 3 * 9999),  # it wins nowhere, and would where copies take as long
+        (10.0**9, 3 * 16 * 1024),
     ],
 )
 def test_prefixes_are_shared_from_where_that_is_quicker(
@@ -55,6 +61,14 @@ def test_prefixes_are_shared_from_where_that_is_quicker(
     monkeypatch.setattr(calibrate, "_seconds_on_prefix", lambda model, n: (overhead, float(n)))
 
     assert calibrate.measure_share_from(tiny_model("llama").model) == share_from
+
+
+def test_times_that_do_not_grow_with_a_prefix_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibrate, "_seconds_on_prefix", lambda model, n: (2.0, 1.0))
+
+    assert calibrate.measure_share_from(tiny_model("llama").model) == 3 * 2048
 
 
 def test_both_ways_are_timed_over_the_same_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,17 +90,18 @@ def test_both_ways_are_timed_over_the_same_prefix(monkeypatch: pytest.MonkeyPatc
 def test_a_model_that_cannot_share_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_seconds_on_prefix", lambda model, n: pytest.fail("timed"))
 
-    assert calibrate.measure_share_from(tiny_model("deepseek_v3").model) == 4 * 2048
+    assert calibrate.measure_share_from(tiny_model("deepseek_v3").model) == 3 * 2048
 
 
 def test_both_measures_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(calibrate, "measure_sequences", lambda model: 8)
+    monkeypatch.setattr(calibrate, "measured", lambda seconds: {8: 80.0, 16: 81.0})
     monkeypatch.setattr(calibrate, "measure_share_from", lambda model: 512)
 
     for _ in range(2):
-        assert calibrate.best_batch_size(tiny_model("llama"), cache_dir=tmp_path) == 8
-        assert calibrate.share_from(tiny_model("llama"), cache_dir=tmp_path) == 512
-        monkeypatch.undo()
+        assert calibrate.best_batch_size(tiny_model("llama"), tmp_path) == 8
+        assert calibrate.share_from(tiny_model("llama"), tmp_path) == 512
+        monkeypatch.setattr(calibrate, "measured", lambda seconds: pytest.fail("measured"))
+        monkeypatch.setattr(calibrate, "measure_share_from", lambda m: pytest.fail("measured"))
 
 
 def test_a_trial_leaves_nothing_installed() -> None:

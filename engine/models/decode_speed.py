@@ -1,0 +1,128 @@
+"""Finds how many sequences a model decodes at once before more of them give little more.
+
+The time of a step is no straight line over the sequences: a quantised matrix product on an Apple
+chip grows with them up to about ten, costs the same from there to 32, and twice that at 33. So all
+sizes are tried, and the fewest sequences are taken that give nearly the most tokens a second.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_rq.engine.kv.sharing import can_share
+
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+LARGER = (96, 128, 192, 256)
+"""Sequences that are tried; the larger ones where the most that were tried before are the best."""
+
+SMALLEST = 4
+"""A batch costs little where it gains little, and a trial on a busy machine may show no gain."""
+
+NEARLY = 0.9
+"""The part of the most tokens a second that is nearly as good."""
+
+CONTEXT = 1024
+"""Tokens that sequences hold in a trial: a prompt of some pages, and half of its answer."""
+
+_WARM_UP_SECONDS = 0.2
+"""A device that was idle computes slowly at first."""
+
+LONGEST_STEP_SECONDS = 1.0
+"""Nobody waits longer for each token; where steps take that long, no more sequences are tried."""
+
+_STEPS = 3
+
+Speeds = Mapping[int, float]
+"""Tokens a second, by how many sequences decode together."""
+
+StepSeconds = Callable[[int], float | None]
+"""Times a decode step of so many sequences; None where there is no memory for them."""
+
+
+def fewest(speeds: Speeds) -> int:
+    """Says how many sequences give nearly the most tokens a second."""
+    enough = NEARLY * max(speeds.values())
+    return max(SMALLEST, min(size for size, speed in speeds.items() if speed >= enough))
+
+
+def measured(seconds: StepSeconds) -> dict[int, float]:
+    """Tries more and more sequences."""
+    speeds: dict[int, float] = {}
+    for size in _sizes(speeds):
+        taken = seconds(size)
+        if taken is None:
+            break
+        speeds[size] = size / taken
+        if taken > LONGEST_STEP_SECONDS and size >= SMALLEST:
+            break
+    return speeds
+
+
+def _sizes(speeds: Speeds) -> Iterable[int]:
+    yield from SIZES
+    for size in LARGER:
+        if max(speeds, key=speeds.__getitem__) < max(speeds):
+            return
+        yield size
+
+
+class DecodeTrial:
+    """Times decode steps of a model over sequences that hold so many tokens each."""
+
+    def __init__(
+        self,
+        model: Module,
+        *,
+        room: int | None = None,
+        context: int = CONTEXT,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`room` is what KV may take, in bytes."""
+        self._model = model
+        self._room = room
+        self._context = context
+        self._clock = clock
+        self._warm = False
+        self._one_sequence = sum(cache.nbytes for cache in self._caches(1))
+
+    def seconds(self, sequences: int) -> float | None:
+        """The quickest of a few steps, as somebody else may use the machine too."""
+        room = self._room
+        if room is not None and sequences > SMALLEST and sequences * self._one_sequence > room:
+            return None
+        caches = self._caches(sequences)
+        began = self._clock()
+        self._timed(sequences, caches)  # what is compiled, is compiled here
+        while not self._warm and self._clock() - began < _WARM_UP_SECONDS:
+            self._timed(sequences, caches)
+        self._warm = True
+        quickest = min(self._timed(sequences, caches) for _ in range(_STEPS))
+        del caches
+        mx.clear_cache()
+        return quickest
+
+    def _timed(self, sequences: int, caches: list[Any]) -> float:
+        tokens = mx.zeros((sequences, 1), dtype=mx.int32)
+        started = self._clock()
+        mx.eval(self._model(tokens, cache=caches))
+        return self._clock() - started
+
+    def _caches(self, sequences: int) -> list[Any]:
+        """Caches of sequences that hold the context."""
+        caches: list[Any] = make_prompt_cache(self._model)
+        mx.eval(self._model(mx.zeros((sequences, 1), dtype=mx.int32), cache=caches))
+        for cache in filter(can_share, caches):
+            lengthen(cache, self._context)
+        return caches
+
+
+def lengthen(cache: Any, tokens: int) -> None:
+    """Makes a plain cache of one token hold so many, all alike: only time counts."""
+    cache.keys = mx.repeat(cache.keys[:, :, :1], tokens, axis=2)
+    cache.values = mx.repeat(cache.values[:, :, :1], tokens, axis=2)
+    cache.offset = tokens
+    mx.eval(cache.keys, cache.values)
