@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_rq.engine.sampling.draw import likeliest
 from mlx_rq.engine.sampling.sampler import SequenceSampler
 
 _MOST = 20
@@ -41,8 +42,7 @@ class Measured:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self.arrays = [mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]]
         if most > 0:
-            best = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
-            self.arrays += [best, mx.take_along_axis(logprobs, best, axis=-1)]
+            self.arrays += likeliest(logprobs, most)
 
     @cached_property
     def _lists(self) -> list[Any]:

@@ -3,7 +3,9 @@
 The reference sorts, and cumulates in float64 over the whole vocabulary. The engine does neither.
 """
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from mlx_rq.engine.sampling.draw import draw
 from mlx_rq.engine.sampling.params import SamplingParams
+
+BENCH = Path(__file__).parents[3] / "bench" / "shared_prefix.py"
 
 VOCABULARY = 1000  # not a multiple of a block
 
@@ -61,10 +65,34 @@ def test_draws_invert_the_distribution(seed: int, rows: list[tuple[SamplingParam
     for row, (one, at) in enumerate(rows):
         cumulated = np.cumsum(kept(logits[row], one)) / kept(logits[row], one).sum()
         token = tokens[row]
-        # top_p's threshold tells weights apart that differ by 1/200: a token more or less there.
-        slack = 0.02 if one.top_p < 1 else 1e-5
+        slack = 1e-5
         assert cumulated[token] > at - slack
         assert token == 0 or cumulated[token - 1] <= at + slack
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), at=RANDOMS, params=PARAMS)
+def test_draws_of_a_large_vocabulary_invert_the_distribution_nearly(
+    seed: int, at: float, params: SamplingParams
+) -> None:
+    logits = some_logits(seed, 1, vocabulary=3000)
+
+    (token,) = draw(mx.array(logits), [params], [at]).tolist()
+
+    cumulated = np.cumsum(kept(logits[0], params)) / kept(logits[0], params).sum()
+    # top_p's threshold tells weights apart that differ by 1/200: a token more or less there.
+    assert cumulated[token] > at - 0.02
+    assert token == 0 or cumulated[token - 1] <= at + 0.02
+
+
+def test_top_p_over_few_candidates_takes_few_operations() -> None:
+    operations = runpy.run_path(str(BENCH))["operations"]
+    logits = mx.zeros((8, 50_000))
+
+    def count(**params: float) -> int:
+        return int(operations(draw(logits, [SamplingParams(**params)] * 8, [0.5] * 8)))  # type: ignore[arg-type]
+
+    assert count(top_k=40, top_p=0.9) - count(top_k=40) <= 12
 
 
 @settings(max_examples=60, deadline=None)

@@ -106,6 +106,34 @@ def test_nobody_asks_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     assert "error" not in result
 
 
+def test_the_likeliest_of_a_large_vocabulary_are_found_without_sorting_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mx.random.seed(1)
+    logits = mx.random.normal((3, 50_000))
+    logits[1, 777:780] = 9.0  # equally likely: those that come first are told first
+    searched, argpartition = [], mx.argpartition
+
+    def watched(values: mx.array, *rest: Any, **more: Any) -> mx.array:
+        searched.append(values.shape[-1])
+        return argpartition(values, *rest, **more)
+
+    monkeypatch.setattr(mx, "argpartition", watched)
+
+    measured = measuring.Measured(logits, mx.array([5, 777, 2]), 20)
+
+    assert max(searched) <= 20 * 64
+    for row in range(3):
+        expected: Any = (logits[row] - mx.logsumexp(logits[row])).tolist()
+        told = measured.read(row, 7)
+        assert told.logprob == pytest.approx(expected[[5, 777, 2][row]], abs=1e-5)
+        best = sorted(range(50_000), key=lambda token: (-expected[token], token))[:7]
+        assert [token for token, _ in told.top] == best
+        assert [value for _, value in told.top] == pytest.approx(
+            [expected[token] for token in best], abs=1e-5
+        )
+
+
 @pytest.mark.parametrize("length", [1, 2, 64, 65, 66, 200])
 def test_echo_tells_the_prompts_own(length: int) -> None:
     model = tiny_model("qwen3")
