@@ -19,8 +19,11 @@ from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Caches
-from mlx_rq.engine.sampling.logprobs import measure, read
+from mlx_rq.engine.sampling.logprobs import Pending, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
+
+_CLEAR_STEPS = 256
+"""Decode steps after which the buffers are given back that nobody uses: they grow with the KV."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,15 @@ class _Sequence:
     left: int
     end_tokens: frozenset[int]
     caches: list[Any]
+    launched: "_Launched | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A token that is being computed, with its logprob where it is asked for."""
+
+    token: mx.array
+    measured: Pending | None
 
 
 class SequentialGenerator:
@@ -101,23 +113,38 @@ class SequentialGenerator:
             chunk = sequence.prompt[: min(self._prefill_step, len(sequence.prompt) - 1)]
             self._model(mx.array([chunk]), cache=sequence.caches)
             mx.eval([cache.state for cache in sequence.caches])
+            mx.clear_cache()
             sequence.prompt = sequence.prompt[len(chunk) :]
             self._counters.prompt_time += time.perf_counter() - started
             return [], []
-        logits = self._model(mx.array([sequence.prompt]), cache=sequence.caches)[:, -1, :]
-        chosen = choose(logits, [sequence.sampler], mx.array(sequence.prompt))
-        (measured,) = read(measure(logits, chosen, [sequence.sampler]))
-        token = int(chosen.item())  # type: ignore[arg-type]
-        sequence.sampler.take(
-            token
-        )  # in a batch, the next step has begun when a token is handed out
-        sequence.prompt, sequence.left = [token], sequence.left - 1
+        response = self._decoded(sequence)
         self._counters.decode_time += time.perf_counter() - started
         self._counters.generation_steps += 1
+        if self._counters.generation_steps % _CLEAR_STEPS == 0:
+            mx.clear_cache()
+        if response.finish_reason is not None:
+            self._sequences.popleft()
+        return [], [response]
+
+    def _decoded(self, sequence: _Sequence) -> GenerationBatch.Response:
+        """Launches the next token, then reads this one while that runs."""
+        this = sequence.launched or self._launch(sequence, mx.array(sequence.prompt))
+        sequence.left -= 1
+        sequence.launched = self._launch(sequence, this.token) if sequence.left > 0 else None
+        token = int(this.token.item())  # type: ignore[arg-type]
+        if sequence.launched is None:
+            sequence.sampler.take(token)  # else the next token's choice has taken it in
+        sequence.prompt = [token]
         reason = (
             "stop" if token in sequence.end_tokens else "length" if sequence.left <= 0 else None
         )
-        if reason is not None:
-            self._sequences.popleft()
-        told: Any = measured  # the stock class has an array there
-        return [], [GenerationBatch.Response(sequence.uid, token, told, reason, None, None)]
+        told: Any = read([this.measured])[0]  # the stock class has an array there
+        return GenerationBatch.Response(sequence.uid, token, told, reason, None, None)
+
+    def _launch(self, sequence: _Sequence, last: mx.array) -> _Launched:
+        """Launches the token that follows the last one [1], which may not be computed yet."""
+        logits = self._model(last[None], cache=sequence.caches)[:, -1, :]
+        token = choose(logits, [sequence.sampler], last)
+        mx.async_eval(token)
+        (measured,) = measure(logits, token, [sequence.sampler])
+        return _Launched(token, measured)
