@@ -9,7 +9,8 @@ run of each counts, as somebody else may use the machine too. Ratios tell; absol
 on it. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
 the most that was held beside the weights. Copies of 4,096 tokens for 32 sequences of SmolLM2 in
 float32 take up to 15 GB: choose what fits. Before all that it tells how many operations attention
-takes in a layer, each of which is a kernel to launch, but for views of arrays.
+takes in a layer, each of which is a kernel to launch, but for views of arrays, and what `--kv-bits`
+would spare and change.
 """
 
 import argparse
@@ -26,9 +27,10 @@ import mlx.core as mx
 
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Task
+from mlx_rq.engine.kv.segment import KVSegment
 from mlx_rq.engine.kv.shared_attention import shared_attention
-from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, KVSegment
-from mlx_rq.engine.kv.sharing import SharingCost, worth
+from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache
+from mlx_rq.engine.kv.sharing import Sharing, SharingCost, quantized, worth
 from mlx_rq.engine.models.load import LoadedModel, load
 from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
@@ -250,6 +252,15 @@ def main() -> None:
             f"{mixed} out of order, {uneven} of eight lengths",
             file=sys.stderr,
         )
+    sharing = Sharing(model.model)
+    for bits in (8, 4) if sharing.on else ():
+        part, drift = quantized(model.model, bits)
+        print(
+            f"in {bits} bits: {part:.0%} of a prefix's bytes, "
+            f"log-probabilities drift by {drift:.2g}",
+            file=sys.stderr,
+        )
+    sharing.remove()
     print(HEADING, file=sys.stderr)
     figures = []
     for prefix in arguments.prefixes:

@@ -22,7 +22,8 @@ class EngineOptions:
     sequences are preempted. With `close_json`, a structured text is steered to its end when its
     budget runs out. With `share_prefixes`, sequences refer to a prefix instead of copying it, where
     the model allows it and a step then reads `share_from` tokens fewer: as many as it could read in
-    the time that it takes to attend to one prefix apart.
+    the time that it takes to attend to one prefix apart. Prefixes that are referred to are held in
+    `kv_bits` (8 or 4), which changes answers a little; None: as they were computed.
     """
 
     batch_size: int = 16
@@ -34,3 +35,4 @@ class EngineOptions:
     close_json: bool = False
     share_prefixes: bool = True
     share_from: int = SHARE_FROM
+    kv_bits: int | None = None

@@ -132,8 +132,7 @@ class Rows:
             if group.part is None:
                 found.append(mx.full((*asked.shape[:2], level.longest), -mx.inf))
                 continue
-            keys = self._here(group.part.keys).astype(mx.float32)
-            scores = mx.addmm(_ZERO, asked, keys.swapaxes(-1, -2), alpha=self.scale)
+            scores = group.part.scores(asked, self._heads, self.scale)
             if short := level.longest - len(group.part):
                 scores = mx.pad(scores, [(0, 0), (0, 0), (0, short)], constant_values=-mx.inf)
             found.append(scores)
@@ -148,12 +147,13 @@ class Rows:
             if group.part is None:
                 found.append(mx.zeros((*some.shape[:2], self.values.shape[-1]), some.dtype))
             else:
-                found.append(some[..., : len(group.part)] @ self._here(group.part.values))
+                found.append(group.part.weighted(some[..., : len(group.part)], self._heads))
         return _joined(found)
 
-    def _here(self, array: mx.array) -> mx.array:
-        """Cuts out of a part what belongs to these heads: (KV heads, tokens, head width)."""
-        return array[0, self.first_head : self.first_head + self.keys.shape[1]]
+    @property
+    def _heads(self) -> slice:
+        """Those of the parts that are here."""
+        return slice(self.first_head, self.first_head + self.keys.shape[1])
 
 
 def _cut(mask: mx.array | None, axis: int, at: int, step: int) -> mx.array | None:

@@ -102,12 +102,17 @@ class PrefixCache:
         *,
         chunk: int,
         share_from: int | None = None,
+        bits: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prefixes are referred to where that spares `share_from` tokens a step; else copied."""
+        """Prefixes are referred to where that spares `share_from` tokens a step; else copied.
+
+        Those that may be referred to are held in so many `bits`.
+        """
         self._model = model
         self._chunk = chunk
         self._share_from = share_from
+        self._bits = bits
         self._clock = clock
         self._held: dict[Key, CachedPrefix] = {}
         self._building: CachedPrefix | None = None
@@ -220,7 +225,7 @@ class PrefixCache:
         """Gives back the slots that a growing cache allocates ahead: a prefix never grows again."""
         if self.shared:
             below = None if prefix.below is None else prefix.below.caches
-            prefix.caches, prefix.nbytes = frozen(prefix.caches, below)
+            prefix.caches, prefix.nbytes = frozen(prefix.caches, below, self._bits)
             return
         for cache in prefix.caches:
             if type(cache) is KVCache:

@@ -20,34 +20,12 @@ from weakref import ref
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, _BaseCache
 
+from mlx_rq.engine.kv.segment import KVSegment
+
 BLOCK = 64
 """Slots by which suffixes on prefixes grow: they are short, and mlx-lm's 256 would outweigh
 them.
 """
-
-
-class KVSegment:
-    """The keys and values of a run of tokens in one layer, frozen. Compared by identity.
-
-    Both have the shape (1, KV heads, tokens, head width).
-    """
-
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: mx.array, values: mx.array) -> None:
-        # A slice would keep all of what it was cut from.
-        self.keys, self.values = mx.contiguous(keys), mx.contiguous(values)
-
-    def __deepcopy__(self, memo: object) -> Self:
-        """Gives itself: mlx-lm copies whole batches where it splits one."""
-        return self
-
-    def __len__(self) -> int:
-        return self.keys.shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
 
 
 Chain = tuple[KVSegment, ...]

@@ -17,8 +17,10 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from mlx_rq.engine.kv.numerics import probe_tokens
+from mlx_rq.engine.kv.segment import KVSegment, QuantizedSegment, group
 from mlx_rq.engine.kv.shared_attention import Installation
-from mlx_rq.engine.kv.shared_cache import Chain, KVSegment, SharedKVCache, depth
+from mlx_rq.engine.kv.shared_cache import Chain, SharedKVCache, depth
 from mlx_rq.engine.kv.trial import ASSUMED, FAILURES, Batching, Trial, Verdict, objection
 
 MIN_SEQUENCES = 2
@@ -32,6 +34,9 @@ _ALLOWED = 0.5
 least of a model that is wrong 1.3.
 """
 
+_TRIED, _SEQUENCES_TRIED = 256, 8
+"""Tokens of a prefix that is tried in few bits, and the sequences on it."""
+
 Caches = list[Any]
 """One cache for each layer."""
 
@@ -42,18 +47,21 @@ def sequence_caches(model: Module, *, share: bool) -> Caches:
     return [SharedKVCache() if share and can_share(c) else c for c in caches]
 
 
-def frozen(built: Caches, below: Caches | None = None) -> tuple[Caches, int]:
+def frozen(
+    built: Caches, below: Caches | None = None, bits: int | None = None
+) -> tuple[Caches, int]:
     """Makes the caches of a prefix from those that it was built in; gives their bytes, too.
 
     Of what is in the caches of the prefix `below`, the parts are referred to; the tokens beyond it
-    become a part of their own. The bytes are those that came with this prefix.
+    become a part of their own, in so many `bits` where they can be quantised. The bytes are those
+    that came with this prefix.
     """
     prefix: Caches = []
     for layer, cache in enumerate(built):
         if can_share(cache):
             chain = () if below is None else below[layer].chain
-            part = _part(cache, start=depth(chain))
-            mx.eval(part.keys, part.values)
+            part = _part(cache, start=depth(chain), bits=bits)
+            mx.eval(part.arrays)
             prefix.append(SharedKVCache((*chain, part)))
         else:
             mx.eval(cache.state)
@@ -72,9 +80,11 @@ def can_share(cache: Any) -> bool:
     return type(cache) is KVCache
 
 
-def _part(cache: KVCache, start: int) -> KVSegment:
-    keys, values = cache.keys_and_values()
-    return KVSegment(keys[:, :, start:], values[:, :, start:])
+def _part(cache: KVCache, start: int, bits: int | None) -> KVSegment:
+    keys, values = (array[:, :, start:] for array in cache.keys_and_values())
+    if bits and group(keys.shape[-1]) and group(values.shape[-1]):
+        return QuantizedSegment(keys, values, bits)
+    return KVSegment(keys, values)
 
 
 def built_on(base: Caches) -> Caches:
@@ -149,21 +159,37 @@ def worth(chain: Sequence[tuple[int, int]], cost: SharingCost, *, begun: bool = 
 class Sharing:
     """Sharing of prefixes for one model: installed at once, tried, and taken out if it fails.
 
-    `on` says whether prefixes are held once; `why`, in a few words, the reason either way.
+    `on` says whether prefixes are held once; `why`, in a few words, the reason either way. `bits`
+    are what their numbers are to take.
     """
 
-    def __init__(self, model: Module, *, verdict: Verdict = ASSUMED, off: str = "") -> None:
+    def __init__(
+        self,
+        model: Module,
+        *,
+        verdict: Verdict = ASSUMED,
+        off: str = "",
+        bits: int | None = None,
+    ) -> None:
         """`verdict` is how the model may be batched; `off`, a reason not to try."""
-        self.on, self.why = False, off
+        self.on, self.why, self.bits = False, off, bits
+        self._quantized = "" if bits is None else f"; not in {bits} bits"
         if off:
             return
         self._installation = Installation(model)
         self.on, self.why = _tried(model, verdict, self._installation)
         if not self.on:
             self._installation.remove()
+        elif bits is not None:
+            part, drift = quantized(model, bits)
+            self._quantized = (
+                f"; in {bits} bits: {part:.0%} of the bytes, and log-probabilities drift by "
+                f"{drift:.2g} in a trial"
+            )
 
     def __str__(self) -> str:
-        return f"{'held once' if self.on else 'copied into each sequence'} ({self.why})"
+        way = "held once" if self.on else "copied into each sequence"
+        return f"{way} ({self.why}){self._quantized}"
 
     def remove(self) -> None:
         """Puts mlx-lm's own attention back; sequences on shared prefixes cannot go on then."""
@@ -187,6 +213,31 @@ def _tried(model: Module, verdict: Verdict, installation: Installation) -> tuple
     if against:
         return False, against
     return True, f"{sharing} of {len(caches)} layers"
+
+
+def quantized(model: Module, bits: int) -> tuple[float, float]:
+    """Says what part of the bytes a prefix takes in so many bits, and what that changes.
+
+    By how much the log-probability of the likeliest token differs, on average: for sequences whose
+    next tokens are random, on a prefix of random tokens.
+    """
+    some = probe_tokens(model)
+    prompt, asked = some(1, _TRIED), some(_SEQUENCES_TRIED, 1)
+
+    def tried(bits: int | None) -> tuple[int, mx.array]:
+        caches = make_prompt_cache(model)
+        model(prompt, cache=caches)
+        prefix, nbytes = frozen(caches, bits=bits)
+        referred = [referring(prefix, 1)] * _SEQUENCES_TRIED
+        merged = [layers[0].merge(list(layers)) for layers in zip(*referred, strict=True)]
+        logits = model(asked, cache=merged)[:, -1].astype(mx.float32)
+        return nbytes, logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+    (whole, exact), (fewer, got) = tried(None), tried(bits)
+    likeliest = mx.argmax(exact, axis=-1, keepdims=True)
+    drift = mx.abs(mx.take_along_axis(got - exact, likeliest, axis=-1)).mean()
+    told: Any = drift.item()
+    return fewer / whole, float(told)
 
 
 def _disagreement(model: Module, verdict: Verdict) -> float:

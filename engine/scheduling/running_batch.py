@@ -4,6 +4,7 @@ The engine decides which sequences come in, and when; here is whether there is r
 what they stand, and what a step makes of them. Who comes and goes is said by `SequenceTable` alone.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ from mlx_rq.engine.scheduling.generator import SharingBatchGenerator
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequential import SequentialGenerator
 
+logger = logging.getLogger("mlx_rq.engine")
+
 
 class RunningBatch:
     """Sequences in the order in which they came in. What they compute is added to `totals`."""
@@ -52,13 +55,14 @@ class RunningBatch:
         self._sequences: dict[int, TokenSequence] = {}  # by the generator's uid
         self.memory = KVBudget(model, options.kv_bytes, options.reserve)
         off = "" if options.share_prefixes else "switched off"
-        self.sharing = Sharing(
-            model, verdict=verdict, off=off if self._batches else "sequences are not batched"
-        )
+        off = off if self._batches else "sequences are not batched"
+        self.sharing = Sharing(model, verdict=verdict, off=off, bits=options.kv_bits)
         finalize(self, self.sharing.remove)
+        if options.kv_bits is not None:
+            logger.warning("prefixes are %s", self.sharing)
         share_from = options.share_from if self.sharing.on else None
         self.prefix_cache = PrefixCache(
-            model, chunk=options.chunk, share_from=share_from, clock=clock
+            model, chunk=options.chunk, share_from=share_from, bits=options.kv_bits, clock=clock
         )
         self.counters = BatchCounters()  # they outlive a generator that an error ended
         self._generator = self._new_generator()

@@ -150,9 +150,13 @@ def byte_tokenizer() -> TokenizerWrapper:
 
 
 @cache
-def tiny_model(family: str, seed: int = 0) -> LoadedModel:
+def tiny_model(family: str, seed: int = 0, head_dim: int = COMMON["head_dim"]) -> LoadedModel:
     """A random model of one architecture, three layers deep, in float32."""
-    config = {**COMMON, **{**FAMILIES, **SEQUENTIAL_FAMILIES}[family]}
+    config = {
+        **COMMON,
+        "head_dim": head_dim,
+        **{**FAMILIES, **SEQUENTIAL_FAMILIES}[family],
+    }
     return random_model(family, config, seed)
 
 

@@ -67,6 +67,13 @@ _worker_options = (
         show_default="what the machine has beside the weights",
     ),
     option(
+        "--kv-bits",
+        type=click.Choice(["8", "4"]),
+        default=None,
+        help="Hold shared prefixes in so many bits: less memory, slightly other answers.",
+        show_default="as they are computed",
+    ),
+    option(
         "--window",
         type=click.IntRange(1),
         default=default_of(WorkerOptions, "window"),
@@ -193,6 +200,7 @@ def _generate(
     trust_remote_code: bool,
     batch: int | str,
     kv_budget: int | None,
+    kv_bits: str | None,
     max_wait: float,
     close_json: bool,
     pause_on: str | None,
@@ -221,6 +229,7 @@ def _generate(
     engine_options = EngineOptions(
         batch_size=batch if isinstance(batch, int) else best_batch_size(loaded, folder, room=room),
         kv_bytes=kv_budget,
+        kv_bits=None if kv_bits is None else int(kv_bits),
         max_wait=max_wait,
         close_json=close_json,
         share_from=SHARE_FROM if isinstance(batch, int) else share_from(loaded, folder),

@@ -16,10 +16,10 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from mlx_rq.engine.kv import joint_softmax
+from mlx_rq.engine.kv import joint_softmax, shared_cache
 from mlx_rq.engine.kv import shared_attention as attention
-from mlx_rq.engine.kv import shared_cache
-from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, KVSegment, SharedKVCache
+from mlx_rq.engine.kv.segment import KVSegment, QuantizedSegment
+from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, SharedKVCache
 
 WIDTH = 8
 
@@ -429,3 +429,34 @@ def test_keys_tell_whose_they_are_as_long_as_they_live(batched: bool) -> None:
     assert shared_cache.cache_behind(mx.zeros((1, 2, 3, 4))) is None
     del keys
     assert name not in shared_cache._behind
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize(("bits", "slack"), [(8, 0.025), (4, 0.4)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_parts_in_few_bits_are_attended_to_as_what_they_stand_for(
+    dtype: mx.Dtype, bits: int, slack: float, queries: int
+) -> None:
+    mx.random.seed(3)
+
+    def some(*shape: int) -> mx.array:
+        return random(*shape).astype(dtype)
+
+    keys, values, own, asked = some(1, 2, 90, 64), some(1, 2, 90, 64), some(3, 2, 5, 64), some(
+        3, 4, queries, 64
+    )  # fmt: skip
+    part = QuantizedSegment(keys, values, bits)
+    assert mx.abs(part.keys - keys).max().item() <= slack
+    assert part.nbytes == 2 * 2 * 90 * 64 * (bits + 1) // 8  # a bit each for scales and biases
+
+    def attended(part: KVSegment) -> mx.array:
+        rows = BatchSharedKVCache([(part,), (), (part,)], [0, 0, 0])
+        mask = mx.zeros((3, 1, queries, 5))
+        return attention.shared_attention(
+            asked, *rows.update_and_fetch(own, own), rows, 0.1, mask
+        ).astype(mx.float32)
+
+    got, meant = attended(part), attended(KVSegment(part.keys, part.values))
+    assert mx.abs(got - meant).max().item() < (1e-5 if dtype == mx.float32 else 0.02)
+    whole = attended(KVSegment(keys, values))
+    assert 0 < mx.abs(got - whole).mean().item() < slack
