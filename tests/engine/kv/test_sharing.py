@@ -165,7 +165,7 @@ def test_the_gate_holds_where_launches_cost_five_microseconds(
 def test_sharing_may_change_logits_by_less_than_a_batch_may(
     monkeypatch: pytest.MonkeyPatch, times_rounding: float, on: bool
 ) -> None:
-    monkeypatch.setattr("mlx_rq.engine.kv.sharing._disagreement", lambda model: times_rounding)
+    monkeypatch.setattr("mlx_rq.engine.kv.sharing._disagreement", lambda *_: times_rounding)
     sharing = Sharing(tiny_model("llama").model)
 
     assert sharing.on == on
