@@ -20,7 +20,9 @@ from mlx_rq.jobs.client.job import ended_among
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import waiting_in
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.options import STORED_TTL
+from mlx_rq.jobs.queue.scripts import tolerant_script
 
 FULL_SECONDS = 30.0
 """When a client should come again that found no place."""
@@ -76,7 +78,7 @@ class Quota:
             yield Place()
             return
         name, place = keys.owned(owner), f"{_UNNAMED}{secrets.token_hex(8)}"
-        taken = _take(connection, name, place)
+        taken, taken_at = _take(connection, name, place)
         if taken > self._limit and self._clean(connection, owner):
             taken = reading.count(reading.ask(connection.zcard, name))
         if taken > self._limit:
@@ -90,7 +92,7 @@ class Quota:
             with connection.pipeline() as pipe:
                 pipe.zrem(name, place)
                 if made.job_id is not None:
-                    pipe.zadd(name, {made.job_id: time.time()})
+                    pipe.zadd(name, {made.job_id: taken_at})
                 reading.ask_all(pipe)
 
     def _clean(self, connection: Redis, owner: str) -> bool:
@@ -103,7 +105,7 @@ class Quota:
         members: Any = connection.zrange(name, 0, -1, withscores=True)
         scores = {reading.text(member): score for member, score in members}
         unnamed = {member for member in scores if member.startswith(_UNNAMED)}
-        late = time.time() - _UNNAMED_SECONDS
+        late = redis_time(connection) - _UNNAMED_SECONDS
         gone = [member for member in unnamed if scores[member] < late]
         gone += ended_among(connection, [member for member in scores if member not in unnamed])
         if gone:
@@ -117,14 +119,8 @@ class Place:
     job_id: str | None = None
 
 
-def _take(connection: Redis, name: str, place: str) -> int:
-    """Puts a place into a key's set; returns how many there are with it."""
-    with connection.pipeline() as pipe:
-        pipe.zadd(name, {place: time.time()})
-        pipe.expire(name, STORED_TTL)
-        pipe.zcard(name)
-        added, _, taken = reading.ask_all(pipe)
-    if added is reading.WRONG_TYPE:
-        connection.delete(name)  # what is there is no good to anybody
-        return _take(connection, name, place)
-    return int(taken)
+def _take(connection: Redis, name: str, place: str) -> tuple[int, float]:
+    """Puts a place into a key's set; returns how many there are with it, and the time in Redis."""
+    script = connection.register_script(tolerant_script(__package__, "quota.lua"))
+    taken, time = script(keys=[name], args=[place, STORED_TTL])
+    return int(taken), float(time)

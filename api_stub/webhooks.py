@@ -104,7 +104,7 @@ class Webhooks:
             connection = connect(self._redis_url)
 
             def claim() -> None:
-                due.extend(claim_due(connection, limit, time.time()))
+                due.extend(claim_due(connection, limit))
 
             await run_in_threadpool(self._redis.attempt, claim)
         return due
@@ -135,7 +135,7 @@ class Webhooks:
             return
         delay = None
         if fault != _GONE:
-            delay = await run_in_threadpool(postpone, connection, delivery, time.time())
+            delay = await run_in_threadpool(postpone, connection, delivery)
         else:
             await run_in_threadpool(settle, connection, job_id)
         then = "given up" if delay is None else f"tried again in {delay:.0f} s"

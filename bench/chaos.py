@@ -4,11 +4,13 @@
 
 Two supervised workers with a fake engine answer slowly, wrongly, raise, abort or hang, as their
 jobs say. Workers, supervisors and Valkey (append-only file, written at once) are killed with
-`kill -9`, paused and continued; connections are cut; jobs are cancelled. After so many `--seconds`
-the killing ends and the rest is answered. The seed decides the jobs and the schedule, which is
-printed.
+`kill -9`, paused (workers also for more than two leases) and continued; the wall clocks of workers
+are set; connections are cut; jobs are cancelled; RQ's clean-up runs all the while, over a slow link
+and by a clock of its own. After so many `--seconds` the killing ends and the rest is answered. The
+seed decides the jobs and the schedule, which is printed.
 
-Ends with exit code 1 where a job has no end, two ends, or another answer than its own.
+Ends with exit code 1 where a job has no end, two ends, or another answer than its own, or where a
+worker says that Redis lost its data.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from harness import Program, Server  # noqa: E402
 from redis import Redis  # noqa: E402
 from redis.exceptions import RedisError  # noqa: E402
 from rq.job import Job as RQJob  # noqa: E402
+from rq_clean_up import rq_cleaning_up  # noqa: E402
 
 from mlx_rq import Job, RedisUnavailable, submit_many  # noqa: E402
 from mlx_rq.jobs.client.job import ended_among  # noqa: E402
@@ -59,6 +62,8 @@ KINDS = {
     "valkey": 12,
     "connections": 15,
     "pause worker": 12,
+    "sleep": 5,
+    "set clock": 10,
     "pause valkey": 5,
     "cancel": 8,
 }
@@ -112,6 +117,10 @@ class Arena:
     resumes: list[tuple[float, int | None]] = field(default_factory=list)
     """When what is paused goes on: a process id, or None for Valkey."""
 
+    def clock(self, which: int) -> Path:
+        """The file that says how wrong the wall clock of one side's processes is."""
+        return self.folder / f"clock-{which}"
+
     def start(self, which: int) -> None:
         """Starts a supervisor and its worker, as whoever runs it as a service does."""
         self.programs[which].append(
@@ -122,6 +131,8 @@ class Arena:
                 capacity=16,
                 pace=self.pace,
                 spool=str(self.folder / f"spool-{which}"),
+                data=str(self.folder / "data"),
+                clock=self.clock(which),
                 options={"lease": LEASE, "window": 64, "grace": 1.0, "max_wait": 5.0},
                 supervisor={"stall": STALL, "first_pause": 0.05},
             )
@@ -139,6 +150,13 @@ class Arena:
                 case "pause worker" if worker:
                     os.kill(worker, signal.SIGSTOP)
                     self.resumes.append((time.monotonic() + blow.seconds, worker))
+                case "sleep" if worker:  # all of its machine does
+                    for process in (worker, program.process.pid):
+                        os.kill(process, signal.SIGSTOP)
+                        self.resumes.append((time.monotonic() + 2 * LEASE + blow.seconds, process))
+                case "set clock":
+                    ahead = random.Random(blow.seconds).choice((-86400, -70, 0, 70, 300, 86400))
+                    self.clock(blow.which).write_text(str(ahead))
                 case "pause valkey":
                     self.server.send(signal.SIGSTOP)
                     self.resumes.append((time.monotonic() + blow.seconds / 4, None))
@@ -247,6 +265,8 @@ def reconcile(arena: Arena, asked: Sequence[str], connection: Redis) -> dict[str
         ),
         "workers_started": sum(1 for _ in arena.said("started")),
         "generated_again": sum(answered.values()) - len(answered),
+        "said_to_have_slept": sum(1 for _ in arena.said("log this worker slept for")),
+        "falsely_said_lost": sum(1 for _ in arena.said("log Redis lost its data")),
         "discarded": sum(1 for _ in arena.said("log job .*: answer discarded")),
         "attempts_lost_by_innocents": lost,
         "of_which_never_begun": beyond,
@@ -275,8 +295,10 @@ def run(
         submitted |= dict(zip(some, made, strict=True))
     with closing(Arena(folder, server, [submitted[prompt] for prompt in asked], pace)) as arena:
         for which in (0, 1):
+            arena.clock(which).touch()
             arena.start(which)
-        took = fight(arena, blows, seconds)
+        with rq_cleaning_up(server.url, arena.done):
+            took = fight(arena, blows, seconds)
         with Redis.from_url(server.url) as connection:
             figures = reconcile(arena, asked, connection)
         if figures["wrong"]:
@@ -310,7 +332,8 @@ def main() -> int:
         for name, value in figures.items():
             print(f"{name.replace('_', ' '):27} {value}")
     ends = sum(figures.get(status, 0) for status in ("completed", "failed", "cancelled"))
-    return int(bool(figures["wrong"]) or ends != figures["submitted"] or figures["left_in_lists"])
+    faults = figures["left_in_lists"] + figures["falsely_said_lost"]
+    return int(bool(figures["wrong"]) or ends != figures["submitted"] or faults > 0)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ class WorkerOptions:
     signal, `grace` seconds are left to finish what runs; after `stall` seconds without progress
     leases are renewed no more; a job that waited `max_wait` seconds is taken even where another
     worker has its prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
-    `spool` is a folder for answers that Redis does not take. With `check`, the worker is checked
-    when it is idle and now and then, and ends where it has lost track of something.
+    `spool` is a folder for answers that Redis does not take. By `machine` (`leases/machine.py`)
+    others here tell that the worker died. With `check`, the worker is checked when it is idle and
+    now and then, and ends where it has lost track of something.
     """
 
     window: int = 1024
@@ -28,4 +29,5 @@ class WorkerOptions:
     burst: bool = False
     max_jobs: int | None = None
     spool: Path | None = None
+    machine: str = ""
     check: bool = False

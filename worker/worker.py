@@ -34,8 +34,9 @@ from mlx_rq.worker.integrity import IntegrityChecks
 from mlx_rq.worker.leases.cancellation import Cancellations
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases.keeper import LeaseKeeper
+from mlx_rq.worker.leases.machine import this_process
 from mlx_rq.worker.leases.name import NameLease, NameTaken
-from mlx_rq.worker.leases.recovery import Count, machine
+from mlx_rq.worker.leases.recovery import Count
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
@@ -90,7 +91,7 @@ class MLXWorker(RQRegistration):
         self._in_flight: set[str] = set()
         self._stream = StreamPublisher(engine, connection)
         self._cancellations = Cancellations()
-        self._outbox = Outbox(connection, Spool(options.spool), self.was_forgotten_since)
+        self._outbox = Outbox(connection, Spool(options.spool), self.lost_data_since)
         self._integrity = IntegrityChecks(engine, self._outbox, self._say_in_flight)
         self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
         self._redis_retry = RedisRetry(self._redis_failed)
@@ -124,8 +125,8 @@ class MLXWorker(RQRegistration):
             "serves": self.models,
             "fingerprint": self.engine.fingerprint,
             "host": self.hostname,
-            "machine": machine(),
-            "pid": self.pid,
+            "machine": self.options.machine,
+            **this_process(),
             "prefix_sharing": self.engine.prefix_sharing,
             "capacity": self.engine.capacity,
             "running": self.engine.running,

@@ -1,7 +1,6 @@
 """Stored completions: chats that were sent with `store: true`, to be listed and read again."""
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from mlx_rq.jobs.openai.fields import Metadata, Strict
 from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.validation import read_as
 from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.options import STORED_TTL
 from mlx_rq.jobs.queue.owners import may_see_job, seen_among
@@ -39,8 +39,8 @@ class MetadataUpdate(Strict):
 
 def remember(service: Service, job: Job) -> None:
     """Puts a job among the stored ones; those whose results are gone by now are dropped."""
-    now = time.time()
     with reachable(service.connection), service.connection.pipeline() as pipe:
+        now = redis_time(service.connection)
         pipe.zadd(keys.STORED, {job.id: now}, nx=True)
         pipe.zremrangebyscore(keys.STORED, "-inf", now - STORED_TTL)
         if reading.WRONG_TYPE in reading.ask_all(pipe):

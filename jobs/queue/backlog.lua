@@ -64,11 +64,6 @@ local function count_stale(list, change)
   if stale ~= 0 then write('HSET', state, 'stale', stale) else attempt('HDEL', state, 'stale') end
 end
 
-local function seconds()
-  local time = redis.call('TIME')
-  return tonumber(time[1]) + tonumber(time[2]) / 1000000
-end
-
 -- Notes that entries were taken out of the list whose jobs do not wait; of so many there is no job.
 local function count_dropped(list, dropped, missing)
   if dropped == 0 then return end

@@ -109,9 +109,9 @@ def _cancel(
         result_ttl=result_ttl,
         left_in_list=True,
     )
-    finish = load_script(__package__, "finish.lua")
+    ended, finish = (load_script(__package__, name) for name in ("ended.lua", "finish.lua"))
     script = connection.register_script(
-        f"{backlog_script()}local function finish(KEYS, ARGV)\n{finish}\nend\n"
+        f"{backlog_script()}{ended}local function finish(KEYS, ARGV)\n{finish}\nend\n"
         + load_script(__package__, "cancel.lua")
     )
     needs_sweep = False

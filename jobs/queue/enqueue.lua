@@ -11,7 +11,7 @@
 -- ARGV: what the constants below read, then for each group the number of the fields and values that
 -- its records have in common, which follow; then for each job its group's number, its id, its
 -- idempotency record (empty without a key), the hash of its body, of its own record `data`, `meta`
--- and `enqueued_at`, and its path.
+-- (open: when it was submitted is told by the clock of Redis) and `enqueued_at`, and its path.
 --
 -- Returns {'enqueued', job id, ...} in the order of the jobs, {'conflict', number of the job},
 -- {'jobs', waiting, limit, coming} or {'bytes', used, limit, coming}.
@@ -112,7 +112,8 @@ local rung = {}
 for _, job in ipairs(new) do
   local group = job.group
   local list, wake_up = group.list, group.wake_up
-  redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', job.meta,
+  local meta = job.meta .. string.format(',"submitted_at":%.6f}', seconds())
+  redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', meta,
     'enqueued_at', job.time, unpack(ARGV, group.first, group.last))
   if not attempt('RPUSH', list, job.id) then
     mend(list, job_prefix)

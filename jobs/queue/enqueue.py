@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,7 +95,6 @@ class _Step:
         self._connection = connection
         self._batch = batch
         self._options = options
-        self._submitted_at = time.time()
         self._groups: dict[tuple[str, Priority, str], _Group] = {}
         self._metas: dict[str, bytes] = {}
         self._jobs: list[str | bytes | int] = []
@@ -115,7 +113,7 @@ class _Step:
         data = write_payload(item.kind, item.encoded)
         self._jobs += (self._groups[identity].number, secrets.token_hex(16), record, fingerprint)
         # The time differs from job to job: by it recovery puts jobs back in their order.
-        meta = b'%s,"path":"%s"}' % (self._metas[item.affinity], item.path.encode())
+        meta = b'%s,"path":"%s"' % (self._metas[item.affinity], item.path.encode())
         self._jobs += (data, meta, utcformat(now()), item.path)
 
     def run(self, later: int, bytes_coming: int, submission: str, *, admitted: bool) -> Any:
@@ -153,13 +151,12 @@ class _Step:
         return _Group(len(self._groups) + 1, queue, keys.wake_up(model), record)
 
     def _meta(self, affinity: str) -> bytes:
-        """Writes what the worker has to know of a job beside its body, but for its path: open."""
+        """Writes what the worker has to know beside the body, as far as jobs have it in common."""
         options = self._options
         meta = {
             "max_attempts": options.max_attempts,
             "timeout": options.timeout,
             "stream": options.stream,
-            "submitted_at": self._submitted_at,
             "prefix": affinity,
             **({"webhook": options.webhook} if options.webhook is not None else {}),
             **({"batch": self._batch} if self._batch is not None else {}),

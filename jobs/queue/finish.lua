@@ -17,6 +17,8 @@ local FIRST_RESULT_FIELD = 3
 local record = attempt('HMGET', job, 'status', 'worker_name', 'meta')
 local status = record and record[1]
 if not status then return {'missing'} end
+local ending = ending_of(result)
+if ending then return {ending} end
 if is_settled(status) then return {status} end
 -- The registry may have been something else meanwhile, and is made anew without what it held; then
 -- the job's own record tells who has it.
@@ -31,10 +33,14 @@ if given.execution_id and not (status == 'queued' and given.status == 'finished'
   return {'lost'}
 end
 
-local reply = {'ended'}
+local reply, took = {'ended'}, 0
+local time = seconds()
 for _, id in ipairs(attempt('ZRANGE', executions, 0, -1) or {}) do
   local composite = given.job_id .. ':' .. id
-  local holder = attempt('HGET', given.execution_prefix .. composite, 'worker_name')
+  local execution = attempt(
+    'HMGET', given.execution_prefix .. composite, 'worker_name', 'created_at') or {}
+  local holder = execution[1]
+  if id == given.execution_id then took = time - (tonumber(execution[2] or '') or time) end
   if holder then
     attempt('SREM', given.worker_prefix .. holder .. given.worker_suffix, composite)
     reply[#reply + 1] = holder
@@ -49,19 +55,19 @@ if status ~= 'started' and not given.left_in_list then attempt('LREM', queue, 0,
 redis.call('SET', result, answer, 'EX', given.result_ttl)
 redis.call('HSET', job, 'status', given.status, 'ended_at', given.ended_at)
 redis.call('EXPIRE', job, given.result_ttl)
-write('ZADD', registry, given.expires_at, given.job_id)
+write('ZADD', registry, math.floor(time) + given.result_ttl, given.job_id)
 write('XADD', rq_results, 'MAXLEN', 10, '*', unpack(ARGV, FIRST_RESULT_FIELD))
 redis.call('EXPIRE', rq_results, given.result_ttl)
 write('XADD', completions, 'MAXLEN', '~', given.completions_kept, '*',
   'job', given.job_id, 'status', given.status)
 -- Where a webhook was named, an HTTP server tells it; the rest stands in the job's record.
 if string.find(record[3] or '', '"webhook":', 1, true) then
-  write('ZADD', webhooks, given.expires_at - given.result_ttl, given.job_id)
+  write('ZADD', webhooks, time, given.job_id)
   redis.call('ZREMRANGEBYRANK', webhooks, 0, -given.webhooks_kept - 1)
 end
 if given.execution_id and attempt('HGET', worker, 'birth') then
   local counter = given.status == 'finished' and 'successful_job_count' or 'failed_job_count'
   add('HINCRBY', worker, counter, 1)
-  add('HINCRBYFLOAT', worker, 'total_working_time', given.seconds)
+  add('HINCRBYFLOAT', worker, 'total_working_time', string.format('%.6f', took))
 end
 return reply

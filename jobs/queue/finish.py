@@ -19,7 +19,7 @@ from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE, Execution, ExecutionRe
 from rq.job import Job as RQJob
 from rq.registry import BaseRegistry
 from rq.results import Result
-from rq.utils import current_timestamp, now, utcformat
+from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
 from mlx_rq.jobs.queue import keys, reading
@@ -35,6 +35,8 @@ class Lease(NamedTuple):
     execution_id: str
     worker_name: str
     started_at: datetime
+    data_set: str = ""
+    """The id of what Redis held then: it has another one where it has lost its data since."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,7 @@ class FinishArguments:
     """Whether the caller takes the job out of its queue's list."""
     status: FinishState
     result_ttl: int
-    expires_at: int
-    """When the result goes, in Unix time: the job's score in RQ's registry of its state."""
     ended_at: str
-    seconds: float
-    """How long the worker had the job."""
     completions_kept: int
     webhooks_kept: int
     rq_worker_prefix: str
@@ -75,7 +73,7 @@ def finish_job(pipe: Pipeline | Redis, connection: Redis, **ending: Any) -> Any:
     Sent through `pipe`, which may be a pipeline that ends many.
     """
     call = finish_call(connection, **ending)
-    script = connection.register_script(tolerant_script(__package__, "finish.lua"))
+    script = connection.register_script(tolerant_script(__package__, "ended.lua", "finish.lua"))
     return script(keys=call.keys, args=call.arguments, client=pipe)
 
 
@@ -116,9 +114,7 @@ def finish_call(
         left_in_list=left_in_list,
         status=ending,
         result_ttl=result_ttl,
-        expires_at=current_timestamp() + result_ttl,
         ended_at=utcformat(ended_at),
-        seconds=(ended_at - lease.started_at).total_seconds() if lease else 0.0,
         completions_kept=keys.COMPLETIONS_KEPT,
         webhooks_kept=keys.WEBHOOKS_KEPT,
         rq_worker_prefix=BaseWorker.redis_worker_namespace_prefix,

@@ -15,6 +15,7 @@
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
     mlx-rq:limits                   hash     what the operator allows (`mlx_rq.jobs.queue.limits`)
     mlx-rq:reserved                 hash     places kept for large submissions (`reserve.lua`); TTL
+    mlx-rq:data-set                 string   a random id, kept as long as what else is in Redis
     mlx-rq:recovery                 string   paces the recovery of expired leases; TTL
     mlx-rq:stored                   zset     jobs whose completions are listed, by time; trimmed
     mlx-rq:metadata:<job id>        string   new metadata of a stored completion; JSON; TTL
@@ -45,6 +46,8 @@ WAKE_UP_SECONDS = 24 * 3600
 LIMITS = "mlx-rq:limits"
 
 RECOVERY = "mlx-rq:recovery"
+
+DATA_SET = "mlx-rq:data-set"
 
 MODELS = "mlx-rq:models"
 MODELS_KEPT = 1000

@@ -16,11 +16,15 @@ def by_name(arguments: object) -> str:
     return json.dumps({name: value for name, value in vars(arguments).items() if value is not None})
 
 
-def tolerant_script(package: str, name: str) -> str:
-    """Reads a script with what stands before each that reads what others may have written."""
-    return load_script(__package__, "any_type.lua") + load_script(package, name)
+def tolerant_script(package: str, *names: str) -> str:
+    """Reads a script, in pieces, with what stands before each that reads what others have written.
+
+    It also goes by the clock of Redis (`clock.lua`).
+    """
+    pieces = [load_script(__package__, name) for name in ("any_type.lua", "clock.lua")]
+    return "".join(pieces + [load_script(package, name) for name in names])
 
 
 def backlog_script() -> str:
     """Reads what stands before each script that adds to a queue's backlog or takes from it."""
-    return load_script(__package__, "any_type.lua") + load_script(__package__, "backlog.lua")
+    return tolerant_script(__package__, "backlog.lua")

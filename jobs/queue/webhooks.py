@@ -25,6 +25,7 @@ from rq.job import Job as RQJob
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.payload import read_meta
 from mlx_rq.jobs.queue.scripts import tolerant_script
 
@@ -168,12 +169,11 @@ def signed_headers(
     }
 
 
-def claim_due(connection: Redis, limit: int, now: float) -> list[Delivery]:
+def claim_due(connection: Redis, limit: int) -> list[Delivery]:
     """Takes up to `limit` deliveries that are due; each is due again after CLAIM_SECONDS."""
     script = connection.register_script(tolerant_script(__package__, "webhooks.lua"))
     taken = script(
-        keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES],
-        args=[now, limit, now + CLAIM_SECONDS, _TRIES_KEPT],
+        keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES], args=[limit, CLAIM_SECONDS, _TRIES_KEPT]
     )
     return [Delivery(job_id.decode(), tries) for job_id, tries in taken]
 
@@ -197,11 +197,12 @@ def settle(connection: Redis, job_id: str) -> None:
         reading.ask_all(pipe)
 
 
-def postpone(connection: Redis, delivery: Delivery, now: float) -> float | None:
+def postpone(connection: Redis, delivery: Delivery) -> float | None:
     """Has a delivery that failed tried again; returns in how many seconds, None if never."""
     if delivery.tries > len(DELAYS):
         settle(connection, delivery.job_id)
         return None
     delay = DELAYS[max(0, delivery.tries - 1)] * random.uniform(1, 1 + _JITTER)
-    reading.ask(connection.zadd, keys.WEBHOOKS, {delivery.job_id: now + delay}, xx=True)
+    due = redis_time(connection) + delay
+    reading.ask(connection.zadd, keys.WEBHOOKS, {delivery.job_id: due}, xx=True)
     return delay

@@ -94,6 +94,18 @@ def test_a_place_that_a_dead_server_took_is_free_again(
     assert statuses(server, "a", 2) == [202, 429]
 
 
+def test_a_server_whose_clock_is_ahead_frees_no_place(
+    server: RunningServer, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert statuses(server, "a", 1) == [202]
+    (name,) = connection.keys("mlx-rq:owned:*")
+    now = time.time()
+    connection.zadd(name, {"new:by another": now, "new:by a third": now})
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: now + 3600)
+        assert statuses(server, "a", 1) == [429]
+
+
 def test_without_keys_the_limit_is_for_all(
     start_server: StartServer, engine: FakeEngine, connection: Redis
 ) -> None:

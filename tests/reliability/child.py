@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import wall_clock  # noqa: F401 (before others take the clock)
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from redis.connection import AbstractConnection
@@ -24,6 +26,7 @@ from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.worker import integrity
 from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.leases.claim import Claims
+from mlx_rq.worker.leases.machine import machine
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.process import throttle
 from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
@@ -44,6 +47,8 @@ class Config:
     idle: float = 1.0
     check_turns: int = 100
     spool: str | None = None
+    data: str | None = None
+    """The data folder, by which workers of one machine know each other."""
     options: dict[str, Any] = field(default_factory=dict)
     supervisor: dict[str, Any] = field(default_factory=dict)
     kill_at: str | None = None
@@ -62,6 +67,10 @@ class Config:
                 continue
             say(f"killed at {name}")
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def machine_of(config: Config) -> str:
+    return machine(Path(config.data)) if config.data else ""
 
 
 def wrap_seams(config: Config) -> None:
@@ -114,7 +123,12 @@ def work(config: Config) -> int:
         new_connection(config.url),
         name=config.name,
         options=WorkerOptions(
-            **{"check": True, "spool": config.spool and Path(config.spool), **config.options}
+            **{
+                "check": True,
+                "spool": config.spool and Path(config.spool),
+                "machine": machine_of(config),
+                **config.options,
+            }
         ),
         supervisor_pipe=supervisor_pipe,
     )
@@ -139,6 +153,7 @@ def supervise(config: Config, command: list[str]) -> int:
         command,
         new_connection(config.url),
         config.name,
+        machine=machine_of(config),
         environment=os.environ,
         options=SupervisorOptions(**options),
     ).run()

@@ -16,7 +16,8 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[StartProgram]:
     with ExitStack() as stack:
 
         def start(role: str = "supervise", **config: Any) -> Program:
-            config = {"url": redis_url, "counter": str(tmp_path / "kills"), **config}
+            config = {"url": redis_url, "data": str(tmp_path / "data"), **config}
+            config = {"counter": str(tmp_path / "kills"), **config}
             return stack.enter_context(closing(Program(role, **config)))
 
         yield start

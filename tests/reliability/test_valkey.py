@@ -167,9 +167,13 @@ def test_a_partition_of_two_workers_answers_each_job_once(
     other.until("began", 1)
     gate.touch()
     all_answered(jobs)
+    eventually(lambda: not connection.exists("rq:worker:paused"), "the end of its records")
 
     paused.process.send_signal(signal.SIGCONT)
 
+    paused.until(r"log this worker slept for [3-9]\d* s")
+    eventually(lambda: bool(connection.exists("rq:worker:paused")), "its return")
+    assert not paused.said("log Redis lost its data")
     paused.until("answered", 2)
     for _ in jobs:
         paused.until("log job .*: answer discarded", 2)

@@ -482,8 +482,7 @@ class TestCallbacks:
         holder.engine.wait_for_tasks(1)
         self.lose_the_lease(connection)
 
-        connection.delete(keys.RECOVERY)
-        holder.worker._leases._recover_expired()
+        recover_expired(connection, holder.worker.claims.queues)
 
         assert trapped.status() in ("queued", "in_progress")
         left = int(connection.hget(RQJob.key_for(trapped.id), "retries_left"))
@@ -513,8 +512,7 @@ class TestCallbacks:
         holder.engine.hold()
         self.lose_the_lease(connection)
 
-        connection.delete(keys.RECOVERY)
-        holder.worker._leases._recover_expired()
+        recover_expired(connection, holder.worker.claims.queues)
 
         assert int(connection.hget(RQJob.key_for(good.id), "retries_left")) == 4
         assert odd.id == "odd"

@@ -129,7 +129,6 @@ def test_an_old_answer_whose_lease_was_lost_does_not_end_the_new_claim(
     unreliable: Unreliable, own: Redis, start_worker: StartWorker, connection: Redis
 ) -> None:
     # given an answer that could not be saved until its lease had run out
-    connection.set(keys.RECOVERY, "another", px=60_000)
     worker = start_worker(FakeEngine(hold=True), connection=own)
     unreliable.fail_before["commit"] = 10**6
     job = submit(messages=HI)
@@ -159,7 +158,6 @@ def test_an_old_answer_whose_lease_was_lost_does_not_end_the_new_claim(
 def test_an_answer_whose_lease_was_lost_meanwhile_is_sent_before_its_job_is_claimed_again(
     unreliable: Unreliable, own: Redis, start_worker: StartWorker, connection: Redis
 ) -> None:
-    connection.set(keys.RECOVERY, "another", px=60_000)
     worker = start_worker(FakeEngine(hold=True), connection=own)
     unreliable.fail_before["commit"] = 10**6
     job = submit(messages=HI)

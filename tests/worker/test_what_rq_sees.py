@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -299,26 +300,43 @@ class TestRead:
         worker.stop()
         assert BaseWorker.all(connection, serializer=SERIALIZER) == []
 
-    def test_a_job_that_rq_puts_back_into_the_queue_is_done_again(
-        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    @pytest.mark.parametrize(
+        ("ends", "registry"),
+        [
+            ("failed", FailedJobRegistry),
+            ("completed", FinishedJobRegistry),
+            ("cancelled", CanceledJobRegistry),
+        ],
+    )
+    def test_a_job_that_rq_puts_back_into_the_queue_keeps_its_end(
+        self,
+        redis_url: str,
+        connection: Redis,
+        start_worker: StartWorker,
+        ends: str,
+        registry: Any,
     ) -> None:
-        # given a failed job, of which everything has a time to live
-        worker = start_worker(FakeEngine(refuse=lambda task: failure("no")))
+        refusal = failure("no") if ends == "failed" else None
+        worker = start_worker(FakeEngine(refuse=lambda _: refusal, hold=ends == "cancelled"))
         job = submit(messages=HI)
-        eventually(lambda: job.status() == "failed")
-        worker.engine.refuse = lambda task: None
-        worker.engine.hold()
-        registry = FailedJobRegistry(QUEUE, connection=connection, serializer=SERIALIZER)
+        if ends == "cancelled":
+            worker.engine.wait_for_tasks(1)
+            job.cancel()
+        eventually(lambda: job.status() == ends)
+        before, listed = connection.get(keys.result(job.id)), registries(connection)
+        ended_at = datetime.fromisoformat(job.info()["ended_at"])
 
-        registry.requeue(job.id)
+        registry(QUEUE, connection=connection, serializer=SERIALIZER).requeue(job.id)
+        worker.ring()
 
-        worker.engine.wait_for_tasks(2)
-        assert job.status() == "in_progress"
-        assert connection.ttl(RQJob.key_for(job.id)) == -1, "it does not expire while it runs"
-        worker.engine.release()
-        eventually(lambda: job.status() == "completed")
-        assert job.result(0)["id"] == f"chatcmpl-{job.id}"
-        assert registries(connection) == {"finished": [job.id]}
+        eventually(lambda: registries(connection) == listed)
+        assert job.status() == ends
+        assert len(worker.engine.added) == 1
+        assert connection.get(keys.result(job.id)) == before
+        assert connection.ttl(RQJob.key_for(job.id)) > 0
+        again = datetime.fromisoformat(job.info()["ended_at"])
+        assert abs(again - ended_at) < timedelta(seconds=2)
+        assert connection.xlen(keys.COMPLETIONS) == 1
 
     def test_an_idle_worker_says_so(
         self, redis_url: str, connection: Redis, start_worker: StartWorker

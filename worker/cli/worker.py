@@ -179,6 +179,7 @@ def worker(
 
 def _supervise(context: click.Context, redis_url: str, name: str | None, **options: Any) -> int:
     """Runs the same command as a child, without supervision, again after each crash."""
+    from mlx_rq.worker.leases.machine import machine
     from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
 
     name = name or secrets.token_hex(16)
@@ -188,6 +189,7 @@ def _supervise(context: click.Context, redis_url: str, name: str | None, **optio
         program,
         new_connection(redis_url),
         name,
+        machine=machine(options["data_dir"] or default_data_dir()),
         environment=environment_with(redis_url),
         options=SupervisorOptions(stall=options["stall"]),
     ).run()
@@ -216,6 +218,7 @@ def _generate(
     from mlx_rq.engine.models.load import load
     from mlx_rq.engine.options import SHARE_FROM, EngineOptions
     from mlx_rq.engine.scheduling.budget import default_kv_bytes
+    from mlx_rq.worker.leases.machine import machine
     from mlx_rq.worker.leases.name import NameTaken
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
@@ -241,7 +244,7 @@ def _generate(
         connection,
         new_connection(redis_url),
         served_names=served_name,
-        options=WorkerOptions(max_wait=max_wait, spool=spool, **options),
+        options=WorkerOptions(max_wait=max_wait, spool=spool, machine=machine(folder), **options),
         name=name,
         supervisor_pipe=supervisor_pipe,
         pause=pause_of(pause_on, quiet_hours),

@@ -19,7 +19,7 @@
 -- KEYS: for each queue its list and its StartedJobRegistry, then the worker's set of executions.
 -- ARGV: JSON with the fields of `ClaimArguments` (`claim.py`).
 -- Returns for each job: {queue number, job id, execution id, data, meta, result_ttl, how many
--- attempts it may have, how many were lost, whether it is a suspect (1 or 0)}.
+-- attempts it may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set}.
 
 -- Entries up to which a list is short.
 local SHORT = 256
@@ -32,10 +32,12 @@ local function first_of(list)
   while swept < SWEPT do
     local job_id = attempt('LINDEX', list, 0)
     if not job_id then return nil end
-    local job = waiting(job_id)
+    local job, out = waiting(list, job_id)
     if job then return job end
-    redis.call('LPOP', list)
-    count_dropped(list, 1, 1 - redis.call('EXISTS', given.job_prefix .. job_id))
+    if not out then
+      redis.call('LPOP', list)
+      count_dropped(list, 1, 1 - redis.call('EXISTS', names.job .. job_id))
+    end
     swept = swept + 1
   end
 end
@@ -59,22 +61,23 @@ local function groups_in(list, name_of)
   local groups, by_name, seen = {}, {}, {}
   local dropped, missing = 0, 0
   for _, job_id in ipairs(redis.call('LRANGE', list, 0, SHORT - 1)) do
-    local job = not seen[job_id] and waiting(job_id)
+    local job, out
+    if not seen[job_id] then job, out = waiting(list, job_id) end
     seen[job_id] = true
     if job and not job.suspect then
       local name = name_of(job)
       local group = by_name[name]
       if not group then
         group = {prefix = job.prefix, jobs = {}, owner = false}
-        if job.prefix ~= '' then group.owner = attempt('GET', given.owner_prefix .. job.prefix) end
+        if job.prefix ~= '' then group.owner = attempt('GET', names.owner .. job.prefix) end
         by_name[name] = group
         groups[#groups + 1] = group
       end
       group.jobs[#group.jobs + 1] = job
-    elseif not job then
+    elseif not job and not out then
       redis.call('LREM', list, 1, job_id) -- taken while the backlog was long, or there twice
       dropped = dropped + 1
-      missing = missing + 1 - redis.call('EXISTS', given.job_prefix .. job_id)
+      missing = missing + 1 - redis.call('EXISTS', names.job .. job_id)
     end
   end
   count_dropped(list, dropped, missing)
@@ -105,8 +108,8 @@ end
 local function take_shared(queue, list, registry)
   local groups = groups_in(list, function(job) return job.prefix end)
   for _, group in ipairs(groups) do
-    local since = redis.call('HGET', given.job_prefix .. group.jobs[1].id, 'enqueued_at')
-    if group.owner == given.worker or (since and since < given.overdue) then
+    local since = group.jobs[1].submitted_at
+    if group.owner == given.worker or (since and seconds() - since > given.max_wait) then
       take_group(queue, list, registry, group, given.limit)
     end
   end
@@ -127,7 +130,7 @@ end
 
 -- Takes jobs of one queue. Returns true where a suspect was met: then nothing more is claimed.
 local function take(queue, list, registry)
-  mend(list, given.job_prefix)
+  mend(list, names.job)
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
   if entries == 0 then settle(list) end -- emptied, perhaps by RQ

@@ -5,15 +5,13 @@ minute is taken for stuck. So one script claims straight into RQ's StartedJobReg
 """
 
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from redis import Redis
 from rq import Queue
-from rq.executions import Execution, ExecutionRegistry
-from rq.job import Job as RQJob
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
@@ -28,7 +26,8 @@ from mlx_rq.jobs.queue.options import (
 )
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_meta
 from mlx_rq.jobs.queue.scripts import by_name
-from mlx_rq.worker.leases.recovery import Count, Held, give_back, script_of
+from mlx_rq.worker.leases.recovery import Count, Held, give_back
+from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
 MAX_UNIX_TIME = 2.0**40
 """Seconds; a time beyond it is no time."""
@@ -59,13 +58,6 @@ class ClaimedJob:
     submitted_at: float | None = None
     """Unix time in seconds; None where its record does not say."""
 
-    @property
-    def execution(self) -> Execution:
-        """RQ's object for this claim, bound to no connection."""
-        connection: Any = None
-        name = self.lease.worker_name
-        return Execution(self.lease.execution_id, self.id, connection, worker_name=name)
-
 
 @dataclass(frozen=True)
 class ClaimArguments:
@@ -77,22 +69,16 @@ class ClaimArguments:
     alone: bool
     idle: bool
     worker: str
-    now: float
-    """Unix time in seconds; `started_at` is the same as RQ writes it."""
     started_at: str
-    overdue: str
-    """Jobs that were submitted before have waited too long."""
     lease: int
     max_wait: float
-    """Seconds that a round of the backlog takes new jobs in."""
+    """Seconds that a round of the backlog takes new jobs in, and after which a job has waited too
+    long."""
     suspect_after: int
     default_attempts: int
     recovery_retries: int
-    job_prefix: str
-    execution_prefix: str
-    executions_prefix: str
-    owner_prefix: str
-    worker_prefix: str
+    prefixes: Mapping[str, str]
+    data_set: str
     execution_ids: list[str]
     """One for each job that may be claimed."""
 
@@ -160,19 +146,14 @@ class Claims:
             alone=alone,
             idle=idle,
             worker=self._worker_name,
-            now=started_at.timestamp(),
             started_at=utcformat(started_at),
-            overdue=utcformat(started_at - timedelta(seconds=self._max_wait)),
             lease=self.lease_seconds,
             max_wait=self._max_wait,
             suspect_after=SUSPECT_AFTER,
             default_attempts=DEFAULT_MAX_ATTEMPTS,
             recovery_retries=RECOVERY_RETRIES,
-            job_prefix=RQJob.key_for(""),
-            execution_prefix=execution_key_parts().execution_prefix,
-            executions_prefix=ExecutionRegistry("", self._connection).key,
-            owner_prefix=keys.OWNER,
-            worker_prefix=keys.worker(""),
+            prefixes=key_prefixes(),
+            data_set=keys.DATA_SET,
             execution_ids=[uuid.uuid4().hex for _ in range(limit)],
         )
         claimed = self._script(keys=self._script_keys, args=[by_name(arguments)])
@@ -182,7 +163,13 @@ class Claims:
         return [self._read(entry, started_at) for entry in claimed]
 
     def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
-        number, job_id, execution_id, data, meta_text, result_ttl, most, lost, suspect = entry
+        number, job_id, execution_id, data, meta_text, ttl, most, lost, suspect, data_set = entry
+        lease = Lease(
+            execution_id.decode(),
+            self._worker_name,
+            started_at,
+            data_set.decode(errors="replace"),
+        )
         queue = self.queues[number - 1]
         meta = read_meta(meta_text)
         return ClaimedJob(
@@ -190,11 +177,11 @@ class Claims:
             queue_name=queue.name,
             rank=(number - 1) // len(self._models),
             data=data,
-            result_ttl=int(reading.number(result_ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
+            result_ttl=int(reading.number(ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
             timeout=reading.number(meta.get("timeout"), 0, MAX_SECONDS),
             attempt=lost + 1,
             max_attempts=most,
-            lease=Lease(execution_id.decode(), self._worker_name, started_at),
+            lease=lease,
             suspect=bool(suspect),
             stream=meta.get("stream") is True,
             submitted_at=reading.number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),

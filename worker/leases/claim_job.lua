@@ -1,9 +1,8 @@
 -- What `claim.lua` is given, which jobs wait, and how one of them is claimed.
 
 local given = cjson.decode(ARGV[1])
--- RQ keeps the records of an execution a minute longer than its lease.
-local MARGIN = 60
-
+local names = given.prefixes
+local data_set = attempt('GET', given.data_set) or ''
 local worker_executions = KEYS[#KEYS]
 local claimed, claimed_bytes, owned = {}, 0, {}
 
@@ -15,17 +14,31 @@ end
 -- worker that comes later finds out who has computed what.
 local function own(prefix)
   if prefix == '' or owned[prefix] then return end
-  redis.call('SET', given.owner_prefix .. prefix, given.worker, 'EX', 2 * given.lease)
+  redis.call('SET', names.owner .. prefix, given.worker, 'EX', 2 * given.lease)
   owned[prefix] = true
 end
 
--- What is known of a job that waits; nil for one that was cancelled or ended meanwhile, or stands
--- in the list twice, for a name that RQ gives to no job, and where the job's key holds no job.
-local function waiting(job_id)
+-- The retries that are left to a job which somebody else than `give_back.lua` put back: what held it
+-- then is still in its record. RQ counts one retry for each; we count the deaths that can be seen.
+local function retries_after(fields, job_id, most)
+  local left = tonumber(fields[3] or '')
+  local worker = fields[4] or ''
+  if not left or worker == '' then return left, false end
+  local died = redis.call('EXISTS', names.worker .. worker) == 0
+    and was_lost_in_flight(worker, job_id, names)
+  return math.min(died and left or left + 1, most), true
+end
+
+-- What is known of a job that waits; nil for one that was cancelled or ended meanwhile, that somebody
+-- holds, or that stands in the list twice, for a name that RQ gives to no job, and where the job's
+-- key holds no job. Also returns whether the list had it against the truth, and has it no more.
+local function waiting(list, job_id)
   if not string.match(job_id, '^[%w_-]+$') then return nil end
-  local fields = attempt('HMGET', given.job_prefix .. job_id, 'status', 'meta', 'retries_left')
+  local key = names.job .. job_id
+  local fields = attempt('HMGET', key, 'status', 'meta', 'retries_left', 'worker_name')
   if not fields or not fields[1] then return nil end
   if fields[1] == 'started' or is_settled(fields[1]) then return nil end
+  if has_ended(job_id, names) then return nil, redis.call('LREM', list, 0, job_id) > 0 end
   local decoded, meta = pcall(cjson.decode, fields[2] or '{}')
   if not decoded or type(meta) ~= 'table' then meta = {} end
   local attempts = given.default_attempts
@@ -35,41 +48,50 @@ local function waiting(job_id)
   end
   -- RQ counts down from what submit gave it; a job put in by hand has no count.
   local retries = attempts - 1 + given.recovery_retries
-  local left = tonumber(fields[3] or '') or retries
+  local holder = (fields[4] or '') ~= '' and holder_of(job_id, names)
+  if holder then
+    local left = math.min((tonumber(fields[3] or '') or retries) + 1, retries)
+    redis.call('HSET', key, 'status', 'started', 'worker_name', holder, 'retries_left', left)
+    return nil, redis.call('LREM', list, 0, job_id) > 0
+  end
+  local counted, put_back = retries_after(fields, job_id, retries)
+  local left = counted or retries
   local lost = left >= 0 and left <= retries and math.floor(retries - left) or 0
   return {
     id = job_id,
     prefix = type(meta.prefix) == 'string' and meta.prefix or '',
     path = type(meta.path) == 'string' and meta.path or '',
+    submitted_at = type(meta.submitted_at) == 'number' and meta.submitted_at,
     attempts = attempts,
     lost = lost,
     suspect = lost >= given.suspect_after and lost < attempts,
-    uncounted = not fields[3] and retries,
+    -- Put in by hand: without a count, the attempts of a job that kills workers would never end.
+    retries_left = (put_back or not counted) and left,
   }
 end
 
 local function claim(queue, registry, job)
   local backlog = backlog_of(KEYS[2 * queue - 1])
-  local key = given.job_prefix .. job.id
+  local key = names.job .. job.id
   local execution = given.execution_ids[#claimed + 1]
   local composite = job.id .. ':' .. execution
   redis.call('HSET', key, 'status', 'started', 'worker_name', given.worker,
     'started_at', given.started_at, 'last_heartbeat', given.started_at)
-  -- Put in by hand: without a count, the attempts of a job that kills workers would never end.
-  if job.uncounted then redis.call('HSET', key, 'retries_left', job.uncounted) end
+  if job.retries_left then redis.call('HSET', key, 'retries_left', job.retries_left) end
   redis.call('PERSIST', key)
-  write('ZADD', registry, given.now + given.lease, composite)
-  redis.call('HSET', given.execution_prefix .. composite, 'id', execution, 'job_id', job.id,
-    'created_at', given.now, 'last_heartbeat', given.now, 'worker_name', given.worker)
-  redis.call('EXPIRE', given.execution_prefix .. composite, given.lease + MARGIN)
-  write('ZADD', given.executions_prefix .. job.id, given.now + given.lease + MARGIN, execution)
-  redis.call('EXPIRE', given.executions_prefix .. job.id, given.lease + MARGIN)
+  local time = string.format('%.6f', seconds())
+  write('ZADD', registry, now() + given.lease, composite)
+  redis.call('HSET', names.execution .. composite, 'id', execution, 'job_id', job.id,
+    'created_at', time, 'last_heartbeat', time, 'worker_name', given.worker)
+  redis.call('EXPIRE', names.execution .. composite, given.lease + MARGIN)
+  write('ZADD', names.executions .. job.id, now() + given.lease + MARGIN, execution)
+  redis.call('EXPIRE', names.executions .. job.id, given.lease + MARGIN)
   write('SADD', worker_executions, composite)
   attempt('ZREM', backlog.round, member_of(job.path, job.id))
   attempt('ZREM', backlog.next, member_of(job.path, job.id))
   local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl')
   claimed_bytes = claimed_bytes + #(fields[1] or '')
   claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
-    job.attempts, job.lost, job.suspect and 1 or 0}
+    job.attempts, job.lost, job.suspect and 1 or 0, data_set}
   own(job.prefix)
 end

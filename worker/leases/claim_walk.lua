@@ -27,7 +27,7 @@ local function others_at(backlog)
   for field = 1, #fields, 2 do
     local name = string.match(fields[field], '^at (.+)$')
     if name and name ~= given.worker then
-      if redis.call('EXISTS', given.worker_prefix .. name) == 1 then
+      if redis.call('EXISTS', names.worker .. name) == 1 then
         places[#places + 1] = fields[field + 1]
       else
         redis.call('HDEL', backlog.state, fields[field])
@@ -44,6 +44,15 @@ local function next_round(backlog)
   others_at(backlog) -- forgets those that are gone
   write('HSET', backlog.state, 'closes', string.format('%.6f', seconds() + given.max_wait))
   return true
+end
+
+-- A round that closes later than it may was begun by a clock of Redis that was set back since.
+local function close_in_time(backlog)
+  local closes = tonumber(attempt('HGET', backlog.state, 'closes') or '')
+  local latest = seconds() + given.max_wait
+  if closes and closes > latest then
+    redis.call('HSET', backlog.state, 'closes', string.format('%.6f', latest))
+  end
 end
 
 -- The middle of the longest way between one worker and the next, at the beginning of a group.
@@ -82,11 +91,11 @@ local function place(backlog)
   return middle_of(backlog, others)
 end
 
-local function take_returned(queue, registry, backlog)
+local function take_returned(queue, list, registry, backlog)
   while not has_enough() do
     local job_id = attempt('LPOP', backlog.returned)
     if not job_id then return end
-    local job = waiting(job_id)
+    local job = waiting(list, job_id)
     if job and not job.suspect then claim(queue, registry, job) end
   end
 end
@@ -99,7 +108,7 @@ local function take_newcomers(queue, list, registry, backlog)
   local newest = redis.call('LRANGE', list, -share, -1)
   for number = #newest, 1, -1 do
     if has_enough() or #claimed >= most then return end
-    local job = waiting(newest[number])
+    local job = waiting(list, newest[number])
     if job and not job.suspect then
       local group, alike = group_of(member_of(job.path, job.id)), 0
       for _, round in ipairs({backlog.round, backlog.next}) do
@@ -116,7 +125,7 @@ local function adopt(list, backlog)
   local from = whole(attempt('HGET', backlog.state, 'scanned'), 0, MOST) or 0
   if from >= redis.call('LLEN', list) then from = 0 end
   for _, job_id in ipairs(redis.call('LRANGE', list, from, from + LOOKED_AT - 1)) do
-    local job = waiting(job_id)
+    local job = waiting(list, job_id)
     if job then
       local member = member_of(job.path, job.id)
       local known = redis.call('ZSCORE', backlog.round, member)
@@ -133,8 +142,9 @@ local function walk(queue, list, registry)
   for _, round in ipairs({backlog.round, backlog.next}) do
     if attempt('ZCARD', round) == false then redis.call('DEL', round) end
   end
+  close_in_time(backlog)
   adopt(list, backlog)
-  take_returned(queue, registry, backlog)
+  take_returned(queue, list, registry, backlog)
   take_newcomers(queue, list, registry, backlog)
   if redis.call('EXISTS', backlog.round) == 0 then next_round(backlog) end
   local from, dropped, stopped = place(backlog), 0, false
@@ -144,7 +154,7 @@ local function walk(queue, list, registry)
     if #members == 0 then from = '' end
     for _, member in ipairs(members) do
       local job_id = string.match(member, ':([%w_-]+)$')
-      local job = job_id and waiting(job_id)
+      local job = job_id and waiting(list, job_id)
       if not job then
         redis.call('ZREM', backlog.round, member)
         dropped = dropped + 1

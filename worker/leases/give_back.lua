@@ -1,20 +1,22 @@
--- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost.
+-- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost, the job
+-- has ended, or somebody else holds it.
 --
 -- `count` says whether this was an attempt of the job. 'no': a worker that stops gives back what it
 -- has not finished. 'in_flight': a worker died; it was one for the jobs that it was generating, not
 -- for those that only waited in it, or for all where its record of them is gone.
 -- With `to_others`, the worker that had it owns its beginning no longer.
--- With `expired_before`, only a lease that ran out by then is taken.
+-- With `ends`, only a lease that still ends then is taken.
 --
 -- ARGV: JSON with the fields of `GiveBackArguments` (`recovery.py`).
 
 local job, queue, registry, executions, wake_up = unpack(KEYS)
 local given = cjson.decode(ARGV[1])
+local names = given.prefixes
 local composite = given.job_id .. ':' .. given.execution_id
-local record = given.execution_prefix .. composite
+local record = names.execution .. composite
 
 local lease_end = attempt('ZSCORE', registry, composite)
-if given.expired_before and lease_end and tonumber(lease_end) > given.expired_before then
+if given.ends and lease_end and tonumber(lease_end) ~= given.ends then
   return 0 -- renewed after all
 end
 -- The execution's record ends with the lease; the job's own says the same.
@@ -28,13 +30,11 @@ if not lease_end and not (recorded and recorded == holder) then return 0 end
 attempt('ZREM', registry, composite)
 local status = attempt('HGET', job, 'status')
 if not status or status == 'queued' or is_settled(status) then return 0 end
+if has_ended(given.job_id, names) or holder_of(given.job_id, names) then return 0 end
 
 if given.count == 'in_flight' then
-  local in_flight = attempt('GET', given.in_flight_prefix .. worker)
-  local was_in_flight = not in_flight
-    or string.find(' ' .. in_flight .. ' ', ' ' .. given.job_id .. ' ', 1, true)
   local retries_left = whole(redis.call('HGET', job, 'retries_left'), 0, MOST)
-  if was_in_flight and retries_left and retries_left > 0 then
+  if retries_left and retries_left > 0 and was_lost_in_flight(worker, given.job_id, names) then
     redis.call('HSET', job, 'retries_left', retries_left - 1)
   end
 end
@@ -48,7 +48,7 @@ local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
 if not decoded or type(meta) ~= 'table' then meta = {} end
 join(queue, type(meta.path) == 'string' and meta.path or '', given.job_id)
 if given.to_others and type(meta.prefix) == 'string' then
-  local owner = given.owner_prefix .. meta.prefix
+  local owner = names.owner .. meta.prefix
   if attempt('GET', owner) == worker then redis.call('DEL', owner) end
 end
 write('RPUSH', wake_up, 1)

@@ -6,27 +6,48 @@ worker that hangs loses its leases, and with them its jobs, to one that works.
 
 import json
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.executions import Execution
-from rq.registry import StartedJobRegistry
+from rq.utils import as_text
 
 from mlx_rq.jobs.queue import keys, reading
-from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
+from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import NameLease, NameTaken
-from mlx_rq.worker.leases.recovery import recover_expired
+from mlx_rq.worker.leases.recovery import ExpiredLeases
 from mlx_rq.worker.leases.rq_registration import RQRegistration
+from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
 logger = logging.getLogger("mlx_rq.worker")
+
+_COUNTS_SLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that goes on while the machine sleeps (macOS has none of that name, but it is so)."""
+
+RECOVERY_MILLISECONDS = 1000
+"""All workers together look for leases that ran out no more often."""
+
+
+@dataclass(frozen=True)
+class RenewArguments:
+    """What `renew.lua` is told, under the names that it uses."""
+
+    leases: list[tuple[str, str, str]]
+    """Of each its job, its execution and the job's queue."""
+    lease: int
+    prefixes: Mapping[str, str]
+    data_set: str
+    new_data_set: str
+    """The id that the data gets where it has none."""
 
 
 class LeaseKeeper(threading.Thread):
@@ -51,7 +72,9 @@ class LeaseKeeper(threading.Thread):
         self._stall_seconds = stall_seconds
         self._jobs = jobs
         self._describe = describe
-        self._recover = recover
+        self._renew = connection.register_script(script_of("renew.lua"))
+        self._expired = ExpiredLeases(connection, recover, patience=2 * self.interval)
+        self._data_set: str | None = None
         self._name = name
         self._redis = RedisRetry(self._redis_failed, seconds=min(RETRY_SECONDS, self.interval))
         self._stopping = threading.Event()
@@ -86,7 +109,15 @@ class LeaseKeeper(threading.Thread):
                 return
             except Exception:  # a malformed record in Redis must not end the renewals
                 logger.exception("leases: going on after")
-            self._stopping.wait(self._redis.pause or self.interval)
+            self._sleep(self._redis.pause or self.interval)
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits until the next renewal is due, and says where that took longer than a lease."""
+        began = time.clock_gettime(_COUNTS_SLEEP)
+        self._stopping.wait(seconds)
+        slept = time.clock_gettime(_COUNTS_SLEEP) - began - seconds
+        if slept > self._lease_seconds:
+            logger.warning("this worker slept for %.0f s: other workers may have its jobs", slept)
 
     def _keep(self) -> None:
         if time.monotonic() - self._last_progress > self._stall_seconds:
@@ -105,22 +136,23 @@ class LeaseKeeper(threading.Thread):
         A lease that was lost in the meantime is not taken back. Raises NameTaken.
         """
         self._name.take()
+        arguments = RenewArguments(
+            leases=[(job.id, job.lease.execution_id, job.queue_name) for job in self._jobs()],
+            lease=self._lease_seconds,
+            prefixes=key_prefixes(),
+            data_set=keys.DATA_SET,
+            new_data_set=secrets.token_hex(16),
+        )
         with self._connection.pipeline(transaction=False) as pipe:
             self._worker.heartbeat(2 * self._lease_seconds, pipeline=pipe)
             self.say(pipe)
-            for job in self._jobs():
-                registry = StartedJobRegistry(
-                    job.queue_name, connection=self._connection, serializer=SERIALIZER
-                )
-                execution: Execution = job.execution
-                execution.heartbeat(registry, self._lease_seconds, pipe)
             pipe.expire(keys.in_flight(self._worker.name), self._in_flight_seconds)
             pipe.sadd(self._worker.redis_workers_keys, self._worker.key)
             pipe.hexists(self._worker.key, "birth")
-            *_, listed, known = reading.ask_all(pipe)
-        if reading.WRONG_TYPE in (listed, known):
-            self._worker.sign_on_again()
-        elif not known:
+            self._renew(args=[by_name(arguments)], client=pipe)
+            *_, listed, known, data_set = reading.ask_all(pipe)
+        self._look_at_data(as_text(data_set))
+        if not known or reading.WRONG_TYPE in (listed, known):
             self._register_again()
         remember_served(self._connection, self._describe()["serves"])
         self.alone = not any(
@@ -147,18 +179,28 @@ class LeaseKeeper(threading.Thread):
         """Longer than the leases, so that it can be read when they have run out."""
         return 2 * self._lease_seconds + 60
 
+    def _look_at_data(self, data_set: str) -> None:
+        """Says where Redis has lost its data: what it had, has gone with its id."""
+        if self._data_set not in (None, data_set):
+            logger.error(
+                "Redis lost its data (was it started without an append-only file?): the jobs that "
+                "waited in it are gone; answers to those that run here will be kept on disk"
+            )
+        self._data_set = data_set
+
     def _register_again(self) -> None:
-        """Redis has lost its data: without this, nobody would know of this worker any more."""
-        logger.error(
-            "Redis lost its data (was it started without an append-only file?): the jobs that "
-            "waited in it are gone; answers to those that run here will be kept on disk"
-        )
+        """Enters RQ's lists, from which this worker has gone: its records have a time to live."""
         self._worker.sign_on_again()
 
     def _recover_expired(self) -> None:
         """Puts the jobs of dead workers back into their queues.
 
-        One worker does it at a time: the record that says so expires by itself.
+        One worker does it at a time: the record that says so expires by itself. (Not soon, where
+        the clock of Redis was set back since.)
         """
-        if self._connection.set(keys.RECOVERY, self._worker.name, nx=True, px=1000):
-            recover_expired(self._connection, self._recover)
+        if self._connection.pttl(keys.RECOVERY) > RECOVERY_MILLISECONDS:
+            self._connection.delete(keys.RECOVERY)
+        if self._connection.set(
+            keys.RECOVERY, self._worker.name, nx=True, px=RECOVERY_MILLISECONDS
+        ):
+            self._expired.give_back()

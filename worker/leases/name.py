@@ -6,7 +6,7 @@ from redis import Redis
 from rq.utils import as_text
 
 from mlx_rq.jobs.queue import keys
-from mlx_rq.worker.leases.recovery import script_of
+from mlx_rq.worker.leases.scripts import script_of
 
 
 class NameTaken(ValueError):

@@ -1,44 +1,38 @@
 """Gives jobs back to their queues: of a worker that stops, that died, or whose leases ran out.
 
-RQ's own clean-up of expired leases is not used: it puts a job back in several steps, between which
-the job's late answer can be committed and then be overwritten; and it counts every job that a dead
-worker had claimed as tried, though most of them had only waited. (`rq info` runs it all the same;
-what it does to a job is what happens here, with those two faults.)
+RQ's own clean-up of expired leases finds none (`lease.lua`): it puts a job back in several steps,
+between which the job's late answer can be committed and then be overwritten; it goes by the clock
+of whoever runs it; and it counts every job that a dead worker had claimed as tried, though most of
+them had only waited.
 """
 
 import logging
-import os
-import socket
-import uuid
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from redis import Redis
 from rq import Queue
 from rq.executions import ExecutionRegistry
 from rq.job import Job as RQJob
-from rq.utils import current_timestamp
 from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.finish import execution_key_parts, key_names
-from mlx_rq.jobs.queue.scripts import backlog_script, by_name, load_script
+from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.worker.leases.machine import has_died
+from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
 logger = logging.getLogger("mlx_rq.worker")
 
 Count = Literal["no", "in_flight"]
 
-_AT_ONCE = 1000
-"""Expired leases that are looked at in one go."""
-
-
-def script_of(*names: str) -> str:
-    """Reads one of the worker's scripts, in pieces, with what stands before each of them."""
-    return backlog_script() + "".join(load_script(__package__, name) for name in names)
+EPOCH = 10_000_000_000
+"""The ends of leases are counted from here, by the clock of Redis (`lease.lua`)."""
 
 
 class Held(NamedTuple):
@@ -49,6 +43,14 @@ class Held(NamedTuple):
     queue_name: str
 
 
+class Ending(NamedTuple):
+    """A lease as it was seen: another, once it is renewed."""
+
+    held: Held
+    end: float
+    """By the clock of Redis, counted from EPOCH."""
+
+
 @dataclass(frozen=True)
 class GiveBackArguments:
     """What `give_back.lua` is told, under the names that it uses."""
@@ -57,37 +59,33 @@ class GiveBackArguments:
     execution_id: str
     count: Count
     to_others: bool
-    expired_before: float | None
-    owner_prefix: str
-    in_flight_prefix: str
+    ends: float | None
+    prefixes: Mapping[str, str]
     wake_ups_kept: int
     wake_up_seconds: int
-    execution_prefix: str
     worker_prefix: str
     worker_suffix: str
 
 
-def machine() -> str:
-    """Names this machine (or container), so that a process id can be looked up on the right one."""
-    return f"{socket.gethostname()}/{uuid.getnode():x}"
-
-
 def give_back(
     connection: Redis,
-    held: Iterable[Held],
+    held: Sequence[Held],
     *,
     count: Count,
     to_others: bool = False,
-    expired_before: float | None = None,
+    ends: Sequence[float | None] | None = None,
 ) -> int:
     """Gives jobs back to the front of their queues, in this order; returns how many it were.
 
-    The arguments are explained in `give_back.lua`. A lease that is held no longer is passed by.
+    The arguments are explained in `give_back.lua`; `ends` are one for each. A lease that is held no
+    longer is passed by.
     """
+    parts = execution_key_parts()
     script = connection.register_script(script_of("give_back.lua"))
     with connection.pipeline(transaction=False) as pipe:
         # Last first: each goes to the front, so that the order stays as it was.
-        for job_id, execution_id, queue_name in reversed(list(held)):
+        in_order = list(zip(held, ends or [None] * len(held), strict=True))
+        for (job_id, execution_id, queue_name), end in reversed(in_order):
             names = key_names(queue_name)
             model, _ = keys.model_and_priority(queue_name)
             arguments = GiveBackArguments(
@@ -95,12 +93,12 @@ def give_back(
                 execution_id=execution_id,
                 count=count,
                 to_others=to_others,
-                expired_before=expired_before,
-                owner_prefix=keys.OWNER,
-                in_flight_prefix=keys.IN_FLIGHT,
+                ends=end,
+                prefixes=key_prefixes(),
                 wake_ups_kept=keys.WAKE_UPS_KEPT,
                 wake_up_seconds=keys.WAKE_UP_SECONDS,
-                **execution_key_parts()._asdict(),
+                worker_prefix=parts.worker_prefix,
+                worker_suffix=parts.worker_suffix,
             )
             script(
                 keys=[
@@ -116,25 +114,70 @@ def give_back(
         return sum(pipe.execute())
 
 
-def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
-    """Gives back the jobs whose leases ran out; returns how many.
+class ExpiredLeases:
+    """Gives back jobs whose leases ran out and were not renewed within another `patience` seconds.
 
-    RQ's lists of ended jobs are shortened on the way, by those whose results have expired.
+    How long a lease lasts is read off the clock of Redis when it is first seen; then a clock that
+    nobody sets counts. So the clock of Redis may be set, and Redis or a machine may be away for
+    longer than a lease: by the time that anything is taken, every living worker has renewed.
     """
-    now = current_timestamp()
-    held: list[Held] = []
-    for queue in queues:
-        names = key_names(queue.name)
-        expired = reading.ask(
-            connection.zrange, names["started"], "-inf", now, byscore=True, offset=0, num=_AT_ONCE
-        )
-        held += [_held(composite, queue.name) for composite in reading.texts(expired)]
-        for registry in ("finished", "failed", "canceled"):
-            reading.ask(connection.zremrangebyscore, names[registry], "-inf", now)
-    returned = give_back(connection, held, count="in_flight", expired_before=now) if held else 0
+
+    def __init__(
+        self,
+        connection: Redis,
+        queues: Iterable[Queue],
+        *,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._queues = list(queues)
+        self._patience = patience
+        self._clock = clock
+        self._due: dict[Ending, float] = {}
+
+    def give_back(self) -> int:
+        """Looks once more; returns how many jobs went back."""
+        now = self._clock()
+        seen = find_leases(self._connection, self._queues)
+        self._due = {
+            lease: self._due.get(lease, now + max(0.0, lasts) + self._patience)
+            for lease, lasts in seen.items()
+        }
+        due = [lease for lease, at in self._due.items() if at <= now]
+        return _give_back_expired(self._connection, due)
+
+
+def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
+    """Gives back the jobs whose leases ran out, at once; returns how many."""
+    seen = find_leases(connection, queues)
+    return _give_back_expired(connection, [lease for lease, lasts in seen.items() if lasts <= 0])
+
+
+def _give_back_expired(connection: Redis, due: list[Ending]) -> int:
+    held, ends = [lease.held for lease in due], [lease.end for lease in due]
+    returned = give_back(connection, held, count="in_flight", ends=ends) if held else 0
     if returned:
         logger.warning("the leases of %d jobs ran out: they are queued again", returned)
     return returned
+
+
+def find_leases(connection: Redis, queues: Iterable[Queue]) -> dict[Ending, float]:
+    """Finds the leases on jobs of some queues, and for how many seconds each still lasts.
+
+    RQ's lists of ended jobs are shortened on the way, by those whose results have expired.
+    """
+    now = redis_time(connection)
+    found: dict[Ending, float] = {}
+    for queue in queues:
+        names = key_names(queue.name)
+        leases: Any = reading.ask(connection.zrange, names["started"], 0, -1, withscores=True)
+        for composite, end in () if leases is reading.WRONG_TYPE else leases:
+            held = _held(reading.text(composite), queue.name)
+            found[Ending(held, end)] = end - EPOCH - now
+        for registry in ("finished", "failed", "canceled"):
+            reading.ask(connection.zremrangebyscore, names[registry], "-inf", now)
+    return found
 
 
 def _held(composite: str, queue_name: str) -> Held:
@@ -174,32 +217,11 @@ def reap(connection: Redis, worker_name: str) -> int:
     return returned
 
 
-def reap_dead_of_this_machine(connection: Redis) -> None:
+def reap_dead_of_this_machine(connection: Redis, machine: str) -> None:
     """Reaps the workers that once ran here and whose processes are gone, whoever killed them."""
     for worker in live_workers(connection):
-        if worker.get("machine") == machine() and not _runs(worker.get("pid")):
+        if has_died(worker, machine):
             returned = reap(connection, worker["name"])
             logger.warning(
                 "worker %s died here: %d of its jobs are queued again", worker["name"], returned
             )
-
-
-def _runs(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return True  # nothing is known: leave it alone
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Tells a process that has ended, but whose parent has not asked how (Linux only says so)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "Z"

@@ -11,7 +11,7 @@ from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
-from mlx_rq.jobs.queue import reading
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import NameLease, NameTaken
@@ -69,15 +69,14 @@ class RQRegistration(BaseWorker):
         if reading.ask(self.set_state, state) is reading.WRONG_TYPE:
             self.sign_on_again()
 
-    def was_forgotten_since(self, job: ClaimedJob) -> bool:
-        """Tells whether Redis lost its data, and with it this worker's birth, since a claim."""
-        assert self.birth_date is not None
+    def lost_data_since(self, job: ClaimedJob) -> bool:
+        """Tells whether Redis lost its data, and with it the job, since it was claimed."""
         try:
-            known = reading.ask(self.connection.hexists, self.key, "birth")
+            data_set = reading.ask(self.connection.get, keys.DATA_SET)
         except RedisError:
             return True
-        forgotten = not known or job.lease.started_at < self.birth_date
-        return forgotten or self._has_failed_over_since(job)
+        lost = reading.text(data_set) != job.lease.data_set
+        return lost or self._has_failed_over_since(job)
 
     def _has_failed_over_since(self, job: ClaimedJob) -> bool:
         """Tells whether another server took over, which may not have known all, since a claim."""

@@ -99,7 +99,10 @@ class _Life:
 
 
 class Supervisor:
-    """Keeps one worker process running. `command` starts it; `name` is the worker's in RQ."""
+    """Keeps one worker process running. `command` starts it; `name` is the worker's in RQ.
+
+    Others of this `machine` (`worker/leases/machine.py`) that died are reaped at the start.
+    """
 
     def __init__(
         self,
@@ -107,6 +110,7 @@ class Supervisor:
         connection: Redis,
         name: str,
         *,
+        machine: str,
         environment: Mapping[str, str],
         options: SupervisorOptions = SupervisorOptions(),
         clock: Callable[[], float] = time.monotonic,
@@ -114,6 +118,7 @@ class Supervisor:
         self._command = list(command)
         self._connection = connection
         self._name = name
+        self._machine = machine
         self._environment = dict(environment)
         self._options = options
         self._clock = clock
@@ -141,7 +146,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run(self) -> int:
-        self._until_redis_answers(lambda: reap_dead_of_this_machine(self._connection))
+        self._until_redis_answers(self._reap_others)
         while True:
             life = self._start()
             try:
@@ -235,6 +240,9 @@ class Supervisor:
             return
         returned = reap(self._connection, self._name)
         logger.warning("%d jobs of the dead worker are queued again", returned)
+
+    def _reap_others(self) -> None:
+        reap_dead_of_this_machine(self._connection, self._machine)
 
     def _until_redis_answers(self, action: Callable[[], None]) -> None:
         """Does something in Redis, as often as it takes, unless it is time to stop."""

@@ -102,15 +102,15 @@ def _spelled(job: ClaimedJob, outcome: Outcome) -> bytes:
     record = asdict(job)
     del record["data"]
     lease = job.lease
-    record["lease"] = [lease.execution_id, lease.worker_name, lease.started_at.isoformat()]
+    record["lease"] = [*lease[:2], lease.started_at.isoformat(), lease.data_set]
     text = json.dumps({"job": record, "result": outcome.result}, ensure_ascii=False)
     return text.encode(errors="replace")
 
 
 def _read(path: Path) -> Finished:
     record: dict[str, Any] = json.loads(path.read_bytes())
-    execution_id, worker_name, started_at = record["job"].pop("lease")
-    lease = Lease(execution_id, worker_name, datetime.fromisoformat(started_at))
+    execution_id, worker_name, started_at, *data_set = record["job"].pop("lease")
+    lease = Lease(execution_id, worker_name, datetime.fromisoformat(started_at), *data_set)
     job = ClaimedJob(**record["job"], data=None, lease=lease)
     if job.id != path.stem or not isinstance(record["result"], dict):
         raise ValueError("it is not what its name says")

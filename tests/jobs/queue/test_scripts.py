@@ -10,6 +10,7 @@ from redis import Redis
 from mlx_rq.jobs.queue.finish import FinishArguments
 from mlx_rq.jobs.queue.scripts import by_name, load_script
 from mlx_rq.worker.leases.claim import ClaimArguments
+from mlx_rq.worker.leases.keeper import RenewArguments
 from mlx_rq.worker.leases.recovery import GiveBackArguments
 
 CLAIM = ["claim_job.lua", "claim_walk.lua", "claim.lua"]
@@ -19,6 +20,7 @@ CLAIM = ["claim_job.lua", "claim_walk.lua", "claim.lua"]
     ("package", "names", "arguments"),
     [
         ("mlx_rq.jobs.queue", ["finish.lua"], FinishArguments),
+        ("mlx_rq.worker.leases", ["renew.lua"], RenewArguments),
         ("mlx_rq.worker.leases", CLAIM, ClaimArguments),
         ("mlx_rq.worker.leases", ["give_back.lua"], GiveBackArguments),
     ],

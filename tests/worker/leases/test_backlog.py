@@ -11,6 +11,7 @@ from rq import Queue
 from mlx_rq import Job, submit, submit_many
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.backlog import waiting_in
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_payload
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 
@@ -138,6 +139,20 @@ def test_what_comes_after_a_round_has_closed_waits_for_the_next(
 
     early = sum(job.id in later for job in taken)
     assert early < WINDOW  # those that fill the last claim of the round
+
+
+def test_a_round_stays_open_no_longer_where_the_clock_of_redis_was_set_back(
+    redis_url: str, connection: Redis
+) -> None:
+    submit_many(body for _, body in shuffled(documents=150, questions=8))
+    claims = claims_of(connection)
+    claims.take(1)
+    state = keys.backlog_state(QUEUE)
+    connection.hset(state, "closes", redis_time(connection) + 3600)
+
+    claims.take(1)
+
+    assert float(connection.hget(state, "closes")) <= redis_time(connection) + 30
 
 
 def test_what_was_given_back_goes_first_and_in_its_order(redis_url: str, connection: Redis) -> None:

@@ -3,6 +3,8 @@
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +12,15 @@ from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, 
 from redis import Redis
 from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
-from rq.utils import current_timestamp
 
 from mlx_rq import Job, JobFailed, submit, submit_many
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob
+from mlx_rq.worker.leases import keeper
 from mlx_rq.worker.leases.claim import Claims
+from mlx_rq.worker.leases.recovery import EPOCH
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -30,9 +34,9 @@ def registry(connection: Redis) -> StartedJobRegistry:
 
 
 def lease_ends(connection: Redis) -> dict[str, float]:
-    """When the lease on each job runs out."""
+    """When the lease on each job runs out, by the clock of Redis."""
     entries = connection.zrange(registry(connection).key, 0, -1, withscores=True)
-    return {entry.decode().partition(":")[0]: end for entry, end in entries}
+    return {entry.decode().partition(":")[0]: end - EPOCH for entry, end in entries}
 
 
 def let_run_out(connection: Redis, *jobs: Job) -> None:
@@ -63,9 +67,8 @@ def claims(connection: Redis, name: str = "dead", **options: Any) -> Claims:
 def holder(start_worker: StartWorker, connection: Redis) -> RunningWorker:
     """A worker that holds what it claims until it is told to answer.
 
-    It recovers nothing by itself: RQ's clean-up, run twice at once, puts a job back twice.
+    It recovers nothing by itself so soon: its leases, and its patience, are longer than a test.
     """
-    connection.set(keys.RECOVERY, "another", px=60_000)
     return start_worker(FakeEngine(hold=True), name="holder")
 
 
@@ -74,10 +77,10 @@ class TestClaim:
         self, redis_url: str, connection: Redis
     ) -> None:
         job = submit(messages=HI)
-        before = current_timestamp()
+        before = redis_time(connection)
         (claimed,) = claims(connection, lease_seconds=7).take(1)
         assert claimed.id == job.id
-        assert before + 6 <= lease_ends(connection)[job.id] <= current_timestamp() + 8
+        assert before + 7 <= lease_ends(connection)[job.id] <= redis_time(connection) + 7
 
     def test_a_claimed_job_is_in_no_queue_and_no_other_worker_gets_it(
         self, redis_url: str, connection: Redis
@@ -132,11 +135,11 @@ class TestRenewal:
         job = submit(messages=HI)
         holder.engine.wait_for_tasks(1)
         entry = connection.zrange(registry(connection).key, 0, -1)[0]
-        connection.zadd(registry(connection).key, {entry: current_timestamp() + 1})
+        connection.zadd(registry(connection).key, {entry: EPOCH + redis_time(connection) + 1})
 
         holder.worker._leases.renew()
 
-        assert lease_ends(connection)[job.id] > current_timestamp() + 50
+        assert lease_ends(connection)[job.id] > redis_time(connection) + 50
 
     def test_a_short_lease_outlives_itself_as_long_as_its_worker_lives(
         self, redis_url: str, start_worker: StartWorker, connection: Redis
@@ -221,16 +224,22 @@ class TestRecovery:
         assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
         assert retries_left(connection, job) == 1 + RECOVERY_RETRIES
 
-    def test_one_worker_at_a_time_recovers(self, holder: RunningWorker, connection: Redis) -> None:
+    def test_one_worker_at_a_time_recovers(
+        self, holder: RunningWorker, connection: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(keeper, "RECOVERY_MILLISECONDS", 60_000)
         job = submit(messages=HI)
         holder.engine.wait_for_tasks(1)
         for entry in connection.zrange(registry(connection).key, 0, -1):
             connection.zadd(registry(connection).key, {entry: 1})
 
+        holder.worker._leases._expired._patience = 0.0
+        connection.set(keys.RECOVERY, "another", px=60_000)
         holder.worker._leases._recover_expired()
         assert job.status() == "in_progress"
 
-        connection.delete(keys.RECOVERY)
+        # and a record that would stand for longer than it ever should: a clock was set back
+        connection.pexpire(keys.RECOVERY, 3_600_000)
         holder.claim_no_more()
         holder.worker._leases._recover_expired()
         assert job.status() == "queued"
@@ -289,7 +298,6 @@ class TestWhoseAnswerCounts:
         def by(name: str) -> FakeEngine:
             return FakeEngine(hold=True, answer_with=lambda task: {"object": "x", "by": name})
 
-        connection.set(keys.RECOVERY, "another", px=60_000)
         job = submit(messages=HI)
         slow = start_worker(by("slow"), name="slow")
         slow.engine.wait_for_tasks(1)
@@ -333,6 +341,35 @@ class TestWhoseAnswerCounts:
         holder.join()
         queued = [value.decode() for value in connection.lrange(f"rq:queue:{QUEUE}", 0, -1)]
         assert sorted(queued) == sorted([job.id, kept.id])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_that_was_deleted_is_told_from_one_that_redis_has_lost(
+    start_worker: StartWorker,
+    connection: Redis,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    lost: bool,
+) -> None:
+    caplog.set_level("INFO")
+    worker = start_worker(FakeEngine(hold=True), spool=tmp_path)
+    job = submit(messages=HI)
+    worker.engine.wait_for_tasks(1)
+    # given a clock that was set back since: it has no say
+    worker.worker.birth_date = datetime.now(UTC) + timedelta(hours=1)
+    if lost:
+        connection.flushall()
+        worker.worker._leases.renew()
+        assert "Redis lost its data" in caplog.text
+    else:
+        connection.delete(RQJob.key_for(job.id))
+
+    worker.engine.release()
+
+    eventually(lambda: worker.worker.describe()["discarded"] == 1, "the answer")
+    assert (f"job {job.id}: Redis has lost it; its answer is in" in caplog.text) is lost
+    assert (f"job {job.id}: answer discarded (the job was deleted)" in caplog.text) is not lost
+    assert (tmp_path / "unplaced" / f"{job.id}.json").exists() is lost
 
 
 def test_everything_about_a_lease_can_be_said_in_json(holder: RunningWorker) -> None:

@@ -40,8 +40,15 @@ class Known:
     holder: str | None = None
     end: str | None = None
     result: Any = None
-    lost: int = 0
-    """Attempts that died with a worker."""
+    died: int = 0
+    """Attempts that died with a worker, as far as was seen at the last claim or by us."""
+    put_back_from: "Worker | None" = None
+    """Who had it when RQ put it back: whether it died of that is seen at the next claim."""
+
+    @property
+    def lost(self) -> int:
+        worker = self.put_back_from
+        return self.died + (worker is not None and worker.counts(self.job.id))
 
     @property
     def waits(self) -> bool:
@@ -124,6 +131,7 @@ class OnePlace(RuleBasedStateMachine):
             assert job.attempt == known.lost + 1
             assert job.suspect is known.suspect
             known.holder = job.lease.execution_id
+            known.died, known.put_back_from = known.lost, None
             if job.attempt > job.max_attempts:
                 self.commit(job, "failed")
             else:
@@ -189,8 +197,10 @@ class OnePlace(RuleBasedStateMachine):
             if ours:
                 assert recover_expired(self.connection, self.workers[0].claims.queues) == 1
             known.holder = None
-            # RQ's own clean-up does not know of those that only waited.
-            known.lost += not ours or holder.counts(known.job.id)
+            if ours:
+                known.died += holder.counts(known.job.id)
+            else:
+                known.put_back_from = holder
 
     @rule(which=st.sampled_from([0, 1]), data=st.data())
     def say_what_is_in_flight(self, which: int, data: st.DataObject) -> None:
@@ -210,7 +220,7 @@ class OnePlace(RuleBasedStateMachine):
         assert reap(self.connection, worker.name) == len(mine)
         for known in mine:
             known.holder = None
-            known.lost += worker.counts(known.job.id)
+            known.died += worker.counts(known.job.id)
         worker.held, worker.in_flight = [], None
 
     @rule(which=st.sampled_from([0, 1]), data=st.data())
