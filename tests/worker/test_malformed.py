@@ -346,8 +346,10 @@ class TestRecords:
         jobs = [submit(messages=HI), submit(messages=HI)]
         worker.engine.wait_for_tasks(2)
         key = key.format(id=jobs[0].id, name=worker.name)
-        connection.delete(key)
-        connection.xadd(key, {"x": "y"})
+        with connection.pipeline() as pipe:  # in one step: the worker writes to it, too
+            pipe.delete(key)
+            pipe.xadd(key, {"x": "y"})
+            pipe.execute()
 
         worker.worker._leases.renew()
         jobs.append(submit(messages=HI))  # claimed beside them

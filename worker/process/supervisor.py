@@ -110,7 +110,7 @@ class Supervisor:
         connection: Redis,
         name: str,
         *,
-        machine: str,
+        machine: str = "",
         environment: Mapping[str, str],
         options: SupervisorOptions = SupervisorOptions(),
         clock: Callable[[], float] = time.monotonic,
