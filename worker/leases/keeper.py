@@ -101,6 +101,7 @@ class LeaseKeeper(threading.Thread):
         self._connection.delete(keys.worker(self._worker.name), keys.in_flight(self._worker.name))
 
     def run(self) -> None:
+        threading.Thread(target=self._notice_sleep, name="sleep", daemon=True).start()
         while not self._stopping.is_set():
             try:
                 self._redis.attempt(self._keep)
@@ -109,15 +110,21 @@ class LeaseKeeper(threading.Thread):
                 return
             except Exception:  # a malformed record in Redis must not end the renewals
                 logger.exception("leases: going on after")
-            self._sleep(self._redis.pause or self.interval)
+            self._stopping.wait(self._redis.pause or self.interval)
 
-    def _sleep(self, seconds: float) -> None:
-        """Waits until the next renewal is due, and says where that took longer than a lease."""
-        began = time.clock_gettime(_COUNTS_SLEEP)
-        self._stopping.wait(seconds)
-        slept = time.clock_gettime(_COUNTS_SLEEP) - began - seconds
-        if slept > self._lease_seconds:
-            logger.warning("this worker slept for %.0f s: other workers may have its jobs", slept)
+    def _notice_sleep(self) -> None:
+        """Says when this process was stopped for longer than a lease, in a thread of its own.
+
+        Which does nothing else: a Redis that is slow to answer is no sleep.
+        """
+        while not self._stopping.is_set():
+            began = time.clock_gettime(_COUNTS_SLEEP)
+            self._stopping.wait(self.interval)
+            slept = time.clock_gettime(_COUNTS_SLEEP) - began - self.interval
+            if slept > self._lease_seconds:
+                logger.warning(
+                    "this worker slept for %.0f s: other workers may have its jobs", slept
+                )
 
     def _keep(self) -> None:
         if time.monotonic() - self._last_progress > self._stall_seconds:
