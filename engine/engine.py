@@ -12,24 +12,29 @@ makes its task's outcome. `SequenceTable` knows where each one is.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
-from mlx_rq.engine.kv.trial import Batching, verdict_on
+from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
+from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
 from mlx_rq.engine.output.response import WRITERS, response_of
+from mlx_rq.engine.recovery import Recovery
 from mlx_rq.engine.scheduling.integrity import check
+from mlx_rq.engine.scheduling.pace import Pace
+from mlx_rq.engine.scheduling.pressure import Pressure
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
 from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
 from mlx_rq.engine.scheduling.sequences import SequenceTable, TaskSequences
 from mlx_rq.engine.scheduling.state import State
+from mlx_rq.engine.scheduling.step_size import StepSize
 from mlx_rq.engine.structured.output_format import OutputFormats
 from mlx_rq.engine.text.token_bytes import TokenBytes
 from mlx_rq.jobs.openai.errors import RequestError
@@ -48,10 +53,13 @@ class MLXEngine:
         model: LoadedModel,
         options: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
         *,
+        device: Device | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        verdict = verdict_on(model.model)
+        self._device = device = device or MLXDevice()
+        failed = Verdict(Batching.ALONE, "the device failed when it was tried")
+        verdict = tried(device, lambda: verdict_on(model.model), failed, "batching")
         if verdict.batching is Batching.ALONE:
             logger.warning(
                 "%s cannot be batched, one sequence at a time: %s", model.model_id, verdict.why
@@ -61,8 +69,8 @@ class MLXEngine:
             logger.warning(
                 "%s: only prompts of equal length are prefilled together", model.model_id
             )
-        self._options = options
-        self._batch_size = options.batch_size
+        self._step_size = StepSize(options.batch_size, options.chunk)
+        self._pace = Pace()
         self._clock = clock
         self._output_formats = OutputFormats(model, close_json=options.close_json)
         self._token_bytes = TokenBytes(model.tokenizer)
@@ -74,9 +82,14 @@ class MLXEngine:
         )
         self._totals = Totals()
         self._running = RunningBatch(
-            model.model, options, self._totals, verdict=verdict, clock=clock
+            model.model, options, self._totals, verdict=verdict, device=device, clock=clock
         )
         self._sequences = SequenceTable(self._scheduler, self._running, self._totals)
+        self._pressure = Pressure(device, self._sequences, self._step_size, clock)
+        self._recovery = Recovery(
+            self._sequences, self._step_size, device, rendered=self._rendered, clock=clock
+        )
+        self.on_progress: Callable[[], None] = lambda: None
 
     @property
     def model_id(self) -> str:
@@ -93,27 +106,17 @@ class MLXEngine:
 
     @property
     def capacity(self) -> int:
-        return self._batch_size
+        return self._step_size.rows
 
     def throttle(self, share: float) -> None:
         """Uses only a part (0 to 1) of the sequences and the memory that there are, from now on."""
-        self._batch_size = max(1, int(share * self._options.batch_size))
-        self._running.memory.share = share
+        self._step_size.allow(share)
 
     @property
     def in_flight(self) -> set[str]:
         """Ids of the tasks that the next step may compute for: the suspects, should it abort."""
-        sequences = [*self._running, *self._sequences.next_sequential]
-        if (scored := self._sequences.prompt_logprobs.head) is not None:
-            sequences.append(scored)
-        if (
-            not self._sequences.sequential
-            and (batch := self._scheduler.head(self._clock())) is not None
-        ):
-            full = len(self._running) >= self._batch_size
-            if not (full and all(map(self._running.prefix_cache.holds, batch.prefixes))):
-                sequences += islice(batch.sequences, self._batch_size)
-        return {sequence.task_id for sequence in self._sequences.asked_for(sequences)}
+        in_flight = self._sequences.in_flight(self._step_size.rows, self._clock())
+        return {sequence.task_id for sequence in in_flight}
 
     @property
     def task_ids(self) -> Collection[str]:
@@ -136,6 +139,10 @@ class MLXEngine:
     def totals(self) -> Totals:
         return self._running.computed
 
+    def memory(self) -> dict[str, int | None]:
+        """Bytes that MLX holds in arrays, keeps to use again, held at most, and may hold."""
+        return {**asdict(self._device.memory()), "ceiling": self._device.ceiling}
+
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token held once."""
         return self._running.kv_in_use()
@@ -152,7 +159,7 @@ class MLXEngine:
         return ended + self._start_compiled()
 
     def spare(self, count: int) -> Collection[str]:
-        return self._sequences.spare(count, batch_size=self._batch_size)
+        return self._sequences.spare(count, batch_size=self._step_size.rows)
 
     def cancel(self, task_id: str) -> None:
         """Forgets a task; a running sequence goes on as long as duplicates wait for its answer."""
@@ -161,16 +168,15 @@ class MLXEngine:
     def step(self) -> list[Outcome]:
         """Does a bounded piece of work and returns the tasks that ended by it."""
         if not self._running and not self.waiting:
+            self._pressure.rest()
             return []
         ended = self._score_prompt()
         if not self._running and self.waiting == len(self._sequences.compiling) > 0:
             self._output_formats.wait()
         try:
-            self._sequences.make_room()
-            self._schedule()
-            finished = self._running.decode()
+            finished = self._compute()
         except Exception as error:
-            return ended + self._recover(error)
+            return ended + self._recovery.recover(error)
         complete = [entry for one in finished for entry in self._sequences.finish(one)]
         ended += self._answers(complete)
         # Last, so that `in_flight` knows of them before the next step.
@@ -226,20 +232,46 @@ class MLXEngine:
         """Scores a chunk of a prompt whose own logprobs are asked for."""
         prompts = self._sequences.prompt_logprobs
         sequence = prompts.head
-        if sequence is None:
+        if sequence is None or self._one_thing_at_a_time:
             return []
         try:
             scored = prompts.advance()
             self._totals.prefilled_tokens += scored
             self._totals.positions_computed += scored
         except Exception as error:
+            if self._device.fault_of(error) is not None or isinstance(error, NotFinite):
+                return self._recovery.recover(error, sequence)
             logger.error("the engine raised at a prompt's logprobs", exc_info=error)
             self.cancel(sequence.task_id)
             return [failure(sequence.task_id, error)]
         return self._answers(self._sequences.complete(sequence.task_id))
 
-    def _schedule(self) -> None:
-        """Prefills a chunk of the next batch's prefix; admits its sequences once there is room."""
+    def _compute(self) -> list[TokenSequence]:
+        """Does a step's work on the batch; gives the sequences that ended by it."""
+        size, running = self._step_size, self._running
+        started, prefilled = self._clock(), running.prefilled
+        self._pressure.relieve()
+        running.memory.share = size.memory
+        self._sequences.make_room()
+        decoding = running.decoding > 0
+        tokens = self._pace.tokens(size.chunk, decoding=decoding)
+        self._schedule(tokens)
+        self.on_progress()
+        finished = running.decode(tokens - (running.prefilled - prefilled))
+        self.on_progress()
+        took, prefilled = self._clock() - started, running.prefilled - prefilled
+        self._pace.took(took, prefilled=prefilled, decoded=decoding)
+        if not self._pressure.high and size.worked():
+            logger.info("steps of at most %d sequences, %d prompt tokens", size.rows, size.chunk)
+        return finished
+
+    @property
+    def _one_thing_at_a_time(self) -> bool:
+        """Whether nothing is to be computed beside what decodes: the memory is too small."""
+        return bool(self._running) and (self._step_size.smallest or self._pressure.high)
+
+    def _schedule(self, tokens: int) -> None:
+        """Prefills some of the next batch's prefix; admits its sequences once there is room."""
         sequences, running = self._sequences, self._running
         if not running.takes_sequences:
             return
@@ -248,15 +280,18 @@ class MLXEngine:
                 sequences.admit(sequences.next_sequential)
             return
         batch = self._scheduler.head(self._clock())
-        if batch is None:
+        if batch is None or self._one_thing_at_a_time:
             return
-        prefix = None
+        prefix, prefixes = None, running.prefix_cache
+        goal = prefixes.prefilled_tokens + tokens
         for key in batch.prefixes:  # before places are free, so that admission need not wait for it
-            prefix = running.prefix_cache.build(key)
+            prefix = prefixes.build(key, max(1, goal - prefixes.prefilled_tokens))
+            self.on_progress()
             if prefix is None:
                 return  # not whole yet
-        free = self._batch_size - len(running)
-        enough = min(len(batch.sequences), max(1, self._batch_size // _ADMIT_SHARE))
+        rows = self._step_size.rows
+        free = rows - len(running)
+        enough = min(len(batch.sequences), max(1, rows // _ADMIT_SHARE))
         if running and free < enough:
             return
         # Only now that places are free: `room_for` evicts prefixes.
@@ -279,36 +314,3 @@ class MLXEngine:
             except Exception as error:  # its text cannot be taken apart: it is this task's alone
                 outcomes.append(ended_by(error, task))
         return outcomes
-
-    def _recover(self, error: Exception) -> list[Outcome]:
-        """Finds the task that makes the engine raise: all that were in flight go on, one at a time.
-
-        A task that was alone when it raised is the one at fault, and fails.
-        """
-        suspects = list(self._running) or self._sequences.next_sequential
-        if not suspects and (batch := self._scheduler.head(self._clock())):
-            suspects = list(batch.sequences)
-        if not suspects:
-            raise error  # nothing can be left out: the worker starts afresh
-        task_ids = dict.fromkeys(one.task_id for one in self._sequences.asked_for(suspects))
-        tasks = [self._sequences.tasks[task_id].task for task_id in task_ids]
-        logger.error("the engine raised with %d tasks in flight", len(tasks), exc_info=error)
-        self._sequences.abandon()
-        for task in tasks:
-            self.cancel(task.id)
-        if len(tasks) == 1:
-            return [failure(tasks[0].id, error)]
-        return [outcome for task in tasks for outcome in self._restart(task)]
-
-    def _restart(self, task: Task) -> list[Outcome]:
-        """Begins a task again, to be generated by itself; gives its outcome where that fails."""
-        sequences = self._rendered(task)
-        if isinstance(sequences, Outcome):
-            return [sequences]
-        try:
-            for sequence in sequences:
-                sequence.start()
-        except RequestError as error:
-            return [bad_request(task, error)]
-        self._sequences.restart(task, sequences)
-        return []

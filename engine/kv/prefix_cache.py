@@ -13,7 +13,7 @@ import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -175,10 +175,10 @@ class PrefixCache:
         levels = worth(chain, SharingCost.of(self._share_from), begun=bool(users))
         return prefix.chain[levels - 1] if levels else None
 
-    def build(self, key: Key) -> CachedPrefix | None:
+    def build(self, key: Key, tokens: int | None = None) -> CachedPrefix | None:
         """Does one chunk's work on a prefix; returns it once it is whole, at once where it is held.
 
-        Another key than last time abandons the prefix in work.
+        The chunk is of so many `tokens`. Another key than last time abandons the prefix in work.
         """
         if key in self._held:
             return self._held[key]
@@ -187,7 +187,7 @@ class PrefixCache:
             self._building = self._begin(key)
         prefix = self._building
         done = len(prefix.key)
-        chunk = key[done : done + self._chunk * TOKEN_BYTES]
+        chunk = key[done : done + (tokens or self._chunk) * TOKEN_BYTES]
         started = self._clock()
         self._model(mx.array([array("I", chunk).tolist()]), cache=prefix.caches)
         mx.eval([cache.state for cache in prefix.caches])
@@ -206,9 +206,26 @@ class PrefixCache:
         self.built += 1
         return prefix
 
+    @property
+    def building(self) -> bool:
+        """Whether a prefix is in work."""
+        return self._building is not None
+
     def abandon(self) -> None:
         """Forgets the prefix in work, whose caches an error may have left half written."""
         self._building = None
+
+    def forget(self, prompt: Sequence[int]) -> None:
+        """Evicts the prefixes that a prompt begins with, and what was built on them.
+
+        Nobody may refer to them.
+        """
+        key = key_of(prompt)
+        below = {prefix for prefix in self if key.startswith(prefix.key)}
+        for prefix in list(self):
+            if not below.isdisjoint(prefix.chain):
+                del self._held[prefix.key]
+                self.evicted += 1
 
     def _begin(self, key: Key) -> CachedPrefix:
         parent = self.deepest(key, at_most=len(key) // TOKEN_BYTES - 1)
@@ -252,13 +269,7 @@ class PrefixCache:
         if self.nbytes <= nbytes:
             return True
         needed = next_use()
-        used = list(in_use)
-        if keep_needed:
-            used += (prefix for key, prefix in self._held.items() if key in needed)
-        if self._building and self._building.below:
-            used.append(self._building.below)
-        fixed = {prefix for one in used for prefix in one.chain}
-        loose = [prefix for prefix in self._held.values() if prefix not in fixed]
+        loose = self._loose(needed if keep_needed else (), in_use)
         excess = self.nbytes - nbytes
         if excess > sum(prefix.nbytes for prefix in loose):
             return False
@@ -275,3 +286,17 @@ class PrefixCache:
             excess -= least.nbytes
             self.evicted += 1
         return True
+
+    def evict_all(self, *, but: Container[Key] = (), in_use: Iterable[CachedPrefix] = ()) -> None:
+        """Evicts all prefixes except some, those that sequences refer to, and those below them."""
+        for prefix in self._loose(but, in_use):
+            del self._held[prefix.key]
+            self.evicted += 1
+
+    def _loose(self, keep: Container[Key], in_use: Iterable[CachedPrefix]) -> list[CachedPrefix]:
+        """The prefixes that are neither to be kept nor in use, nor below one that is."""
+        used = [*in_use, *(prefix for key, prefix in self._held.items() if key in keep)]
+        if self._building and self._building.below:
+            used.append(self._building.below)
+        fixed = {prefix for one in used for prefix in one.chain}
+        return [prefix for prefix in self._held.values() if prefix not in fixed]

@@ -177,10 +177,12 @@ class Sharing:
         if off:
             return
         self._installation = Installation(model)
-        self.on, self.why = _tried(model, verdict, self._installation)
-        if not self.on:
-            self._installation.remove()
-        elif bits is not None:
+        try:
+            self.on, self.why = _tried(model, verdict, self._installation)
+        finally:
+            if not self.on:
+                self._installation.remove()
+        if self.on and bits is not None:
             part, drift = quantized(model, bits)
             self._quantized = (
                 f"; in {bits} bits: {part:.0%} of the bytes, and log-probabilities drift by "

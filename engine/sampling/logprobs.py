@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_rq.engine.models.device import refuse_not_finite
 from mlx_rq.engine.sampling.draw import likeliest
 from mlx_rq.engine.sampling.sampler import SequenceSampler
 
@@ -110,6 +111,11 @@ class PromptScore:
     def done(self) -> bool:
         return len(self.scores) >= len(self.tokens)
 
+    def rewind(self) -> None:
+        """Begins again: an error may have left its KV half written."""
+        self.scores[1:] = []
+        self._caches = None
+
     def advance(self) -> int:
         """Scores some more tokens; returns how many."""
         if self._caches is None:
@@ -118,6 +124,7 @@ class PromptScore:
         targets = self.tokens[begin + 1 : begin + 1 + _CHUNK]
         inputs = self.tokens[begin : begin + len(targets)]
         logits = self.model(mx.array([inputs]), cache=self._caches)[0]
+        refuse_not_finite(logits)
         measured = Measured(logits, mx.array(targets), self.top)
         self.scores += [measured.read(place, self.top) for place in range(len(targets))]
         if self.done:

@@ -1,17 +1,18 @@
 """How much memory KV takes, and how much of it there is."""
 
-import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix, NextUse, PrefixCache, no_use
+from mlx_rq.engine.kv.shared_cache import BLOCK
 from mlx_rq.engine.kv.sharing import can_share
+from mlx_rq.engine.models.device import Device, weight_bytes
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.jobs.openai.errors import RequestError
 
@@ -19,40 +20,66 @@ _SHARE = 0.8
 """The part of what the weights leave free that KV may take; the rest is for activations."""
 
 _CPU_SHARE = 0.5
-"""On a CPU, where the memory is everybody's, KV and weights together take at most half of it."""
+"""Without a ceiling (on a CPU), KV and weights together take at most half of all memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Keys and values of layers that are alike."""
+
+    per_token: int
+    """Bytes of a token in all of them."""
+    window: int | None = None
+    """Tokens that a sequence holds at most; None for all of them."""
+    shareable: bool = False
+    """Whether sequences hold nothing of a prefix that they share."""
+
+    def bytes(self, tokens: int, own: int) -> int:
+        """Says what a sequence of so many tokens holds, `own` of them no shared prefix's."""
+        held = own if self.shareable else tokens
+        return self.per_token * (held if self.window is None else min(held, self.window))
 
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
-    """What one sequence costs, in bytes: for each token that it holds, and however short it is."""
+    """What one sequence costs, in bytes: for the tokens that it holds, and however short it is."""
 
-    per_token: int
-    per_sequence: int
-    shareable: int = 0
-    """The part of `per_token` that tokens of a shared prefix do not cost a sequence."""
+    layers: tuple[LayerKV, ...]
+    per_sequence: int = 0
+
+    @property
+    def per_token(self) -> int:
+        """Bytes of a token that is in all layers."""
+        return sum(layer.per_token for layer in self.layers)
+
+    @property
+    def shareable(self) -> int:
+        """The part of `per_token` that tokens of a shared prefix do not cost a sequence."""
+        return sum(layer.per_token for layer in self.layers if layer.shareable)
 
     def bytes(self, sequences: int, tokens: int, own: int | None = None) -> int:
         """Says what sequences of `tokens` tokens cost, of which `own` are no shared prefix's."""
-        shared = 0 if own is None else tokens - own
-        return sequences * (self.per_sequence + tokens * self.per_token - shared * self.shareable)
+        own = tokens if own is None else own
+        held = sum(layer.bytes(tokens, own) for layer in self.layers)
+        return sequences * (self.per_sequence + held)
 
 
 def measure_kv(model: Module) -> KVCost:
     """Measures a model's KV by computing one token with it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    per_token = per_sequence = shareable = 0
+    kinds = Counter[tuple[int | None, bool]]()
+    per_sequence = 0
     for cache in _leaves(caches):
         keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
         if isinstance(keys, mx.array) and isinstance(values, mx.array):
-            # A cache allocates many slots at once. A rotating one stops growing at its window; its
-            # sequences are taken for longer than they are, which errs on the safe side.
-            size = (keys.nbytes + values.nbytes) // keys.shape[2]
-            per_token += size
-            shareable += size if can_share(cache) and cache in caches else 0
+            kind = getattr(cache, "max_size", None), can_share(cache) and cache in caches
+            # A cache allocates many slots at once.
+            kinds[kind] += (keys.nbytes + values.nbytes) // keys.shape[2]
         else:
             per_sequence += cache.nbytes
-    return KVCost(per_token, per_sequence, shareable)
+    layers = (LayerKV(nbytes, window, shared) for (window, shared), nbytes in kinds.items())
+    return KVCost(tuple(layers), per_sequence)
 
 
 def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
@@ -64,16 +91,12 @@ def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
             yield from _leaves(inner)
 
 
-def default_kv_bytes(model: Module) -> int:
-    """Says how many bytes of KV there is room for on this machine, beside the weights."""
-    parameters: Any = tree_flatten(model.parameters())
-    weights = sum(array.nbytes for _, array in parameters)
-    if mx.metal.is_available():
-        limit = int(mx.device_info()["max_recommended_working_set_size"])
-        room = _SHARE * (limit - weights)
+def default_kv_bytes(model: Module, device: Device) -> int:
+    """Says how many bytes of KV there is room for on a device, beside the weights."""
+    if device.ceiling is None:
+        room = _CPU_SHARE * device.physical - weight_bytes(model)
     else:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        room = _CPU_SHARE * physical - weights
+        room = _SHARE * (device.ceiling - weight_bytes(model))
     return max(int(room), 64 * 1024**2)
 
 
@@ -84,9 +107,9 @@ class KVBudget:
     at its admission.
     """
 
-    def __init__(self, model: Module, nbytes: int | None, reserve: int) -> None:
+    def __init__(self, model: Module, nbytes: int | None, reserve: int, device: Device) -> None:
         self.cost = measure_kv(model)
-        self.nbytes = nbytes or default_kv_bytes(model)
+        self.nbytes = nbytes or default_kv_bytes(model, device)
         self.share = 1.0
         """The part of the bytes that is used, by sequences that could also wait."""
         self._reserve = reserve
@@ -132,9 +155,14 @@ class KVBudget:
         return len(sequence.tokens) + min(sequence.remaining, self._reserve)
 
     def _needed(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Says what sequences cost; each is given as its tokens, and how many of them it shares."""
-        longest = max(tokens for tokens, _ in sizes)
+        """Says what sequences cost; each is given as its tokens, and how many of them it shares.
+
+        The slots are counted that a batch allocates ahead of its longest sequence.
+        """
+        sharing = any(shared for _, shared in sizes)
+        longest = max(tokens for tokens, _ in sizes) + BatchKVCache.step - 1
         own = max(tokens - shared for tokens, shared in sizes)
+        own += (BLOCK if sharing else BatchKVCache.step) - 1
         return self.cost.bytes(len(sizes), longest, own)
 
     def outgrown(

@@ -10,6 +10,9 @@
   of a batch have caches of that kind then, also those on no prefix.
 - It says when it could take a prefill batch, so that the loop admits sequences together, not one by
   one.
+- A forward pass prefills so many tokens over all sequences; the stock one takes as many of each.
+- Logits that are not finite raise NotFinite before anybody is given a token that they chose.
+- It does not wire all memory that the system recommends: kernels panicked under that (mlx#3186).
 
 Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
 """
@@ -30,8 +33,12 @@ from mlx_lm.models.cache import CacheList
 from mlx_lm.sample_utils import greedy_sampler
 
 from mlx_rq.engine.kv.sharing import Caches, sequence_caches
+from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
+
+_ONE_PASS = 2**30
+"""Tokens of a prompt: more than any has."""
 
 
 class _DecodeBatch(GenerationBatch):
@@ -39,14 +46,22 @@ class _DecodeBatch(GenerationBatch):
 
     samplers: list[SequenceSampler]  # type: ignore[assignment]
     _next_logprobs: list[Pending | None]
+    _unchecked: tuple[tuple[list[int], mx.array], ...] = ()
+    """Uids, and whether the logits were finite by which their next tokens were chosen."""
 
     def _step(self) -> tuple[list[int], list[TokenLogprobs | None]]:  # type: ignore[override]
         """Launches the next step, then reads the tokens of this one while it runs."""
         inputs: mx.array = self._next_tokens
         self._current_tokens: Any = inputs
         logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        finite = finite_rows(logits)
+        if any(sampler.remembers for sampler in self.samplers):
+            mx.async_eval(logits, finite)
+            self._check()  # before a constraint takes in a token that logits of no numbers chose
         self._next_tokens = choose(logits, self.samplers, inputs)
-        mx.async_eval(self._next_tokens)
+        mx.async_eval(self._next_tokens, finite)
+        self._check()
+        self._unchecked = ((list(self.uids), finite),)
         measured, self._next_logprobs = (
             self._next_logprobs,
             measure(logits, self._next_tokens, self.samplers),
@@ -55,6 +70,18 @@ class _DecodeBatch(GenerationBatch):
         for sequence, token in zip(self.tokens, tokens, strict=True):
             sequence.append(token)
         return tokens, read(measured)
+
+    def _check(self) -> None:
+        """Raises NotFinite where the tokens to be handed out next were chosen by no numbers."""
+        unchecked, self._unchecked = self._unchecked, ()
+        said = [zip(uids, finite.tolist(), strict=True) for uids, finite in unchecked]  # type: ignore[arg-type]
+        if bad := [uid for rows in said for uid, is_finite in rows if not is_finite]:
+            raise NotFinite(bad)
+
+    def extend(self, batch: GenerationBatch) -> None:
+        super().extend(batch)  # type: ignore[no-untyped-call]
+        assert isinstance(batch, _DecodeBatch)
+        self._unchecked += batch._unchecked
 
     def extract_cache(self, idx: int) -> list[Any]:
         """Gives no cache with a finished sequence: nobody continues it."""
@@ -93,20 +120,18 @@ class SharingBatchGenerator(BatchGenerator):
         model: Module,
         *,
         batch_size: int,
-        prefill_step: int,
         counters: BatchCounters,
         share: bool = False,
     ) -> None:
         """With `share`, sequences may refer to prefixes that they stand on (`kv/sharing.py`)."""
-        super().__init__(
-            model,
-            completion_batch_size=batch_size,
-            prefill_batch_size=batch_size,
-            prefill_step_size=prefill_step,
-        )
+        super().__init__(model, completion_batch_size=batch_size, prefill_batch_size=batch_size)
+        if self._old_wired_limit is not None:
+            mx.set_wired_limit(self._old_wired_limit)
+            self._old_wired_limit = None
         self._counters = counters  # the caller's: seconds and steps
         self._share = share
-        self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, prefill_step)
+        # A pass is cut to its size in `step`, and not once more in the batch.
+        self._prompt_batch = _PromptBatch.empty(model, greedy_sampler, _ONE_PASS)
         self._generation_batch = _DecodeBatch.empty(model, greedy_sampler)
 
     def insert_sequences(
@@ -137,6 +162,15 @@ class SharingBatchGenerator(BatchGenerator):
         )
         return uids
 
+    def step(self, prefill_tokens: int) -> tuple[list[Any], list[GenerationBatch.Response]]:
+        """Decodes a token of each sequence, and prefills so many tokens, all sequences together.
+
+        Each sequence that is prefilled gets one token on, at least.
+        """
+        self.prefill_step_size = max(1, prefill_tokens // max(1, self.prefilling))
+        told: tuple[list[Any], list[GenerationBatch.Response]] = self.next()  # type: ignore[no-untyped-call]
+        return told
+
     @property
     def sequence_uids(self) -> list[int]:
         """The sequences by their uids, whether they are to be prefilled yet or decode."""
@@ -150,6 +184,11 @@ class SharingBatchGenerator(BatchGenerator):
         decoding = {_sequences_in(cache) for cache in self._generation_batch.prompt_cache} or {0}
         unprocessed = len(self._unprocessed_sequences)
         return {unprocessed + some + more for some in prefilling for more in decoding}
+
+    @property
+    def decoding(self) -> int:
+        """Sequences whose first token is decided."""
+        return len(self._generation_batch)
 
     @property
     def prefilling(self) -> int:

@@ -6,7 +6,7 @@ what they stand, and what a step makes of them. Who comes and goes is said by `S
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import finalize
@@ -24,6 +24,7 @@ from mlx_rq.engine.kv.prefix_cache import (
 )
 from mlx_rq.engine.kv.sharing import Sharing
 from mlx_rq.engine.kv.trial import ASSUMED, Batching, Verdict
+from mlx_rq.engine.models.device import Device, settle, tried
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import KVBudget, referred_to
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens
@@ -43,6 +44,7 @@ class RunningBatch:
         options: EngineOptions,
         totals: Totals,
         *,
+        device: Device,
         verdict: Verdict = ASSUMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,11 +54,18 @@ class RunningBatch:
         self._distinct = DistinctTokens()
         self._totals = totals
         self._batches = verdict.batching is not Batching.ALONE
+        self._device = device
         self._sequences: dict[int, TokenSequence] = {}  # by the generator's uid
-        self.memory = KVBudget(model, options.kv_bytes, options.reserve)
+        self.memory = KVBudget(model, options.kv_bytes, options.reserve, device)
         off = "" if options.share_prefixes else "switched off"
         off = off if self._batches else "sequences are not batched"
-        self.sharing = Sharing(model, verdict=verdict, off=off, bits=options.kv_bits)
+        failed = Sharing(model, off="the device failed when it was tried")
+        self.sharing = tried(
+            device,
+            lambda: Sharing(model, verdict=verdict, off=off, bits=options.kv_bits),
+            failed,
+            "sharing",
+        )
         finalize(self, self.sharing.remove)
         if options.kv_bits is not None:
             logger.warning("prefixes are %s", self.sharing)
@@ -73,11 +82,10 @@ class RunningBatch:
             return SharingBatchGenerator(
                 self._model,
                 batch_size=options.batch_size,
-                prefill_step=options.chunk,
                 counters=self.counters,
                 share=self.sharing.on,
             )
-        return SequentialGenerator(self._model, prefill_step=options.chunk, counters=self.counters)
+        return SequentialGenerator(self._model, counters=self.counters)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -104,6 +112,16 @@ class RunningBatch:
     def takes_sequences(self) -> bool:
         """Whether those that came in before are prefilled, so that others may follow."""
         return not self._generator.prefilling
+
+    @property
+    def decoding(self) -> int:
+        """Sequences whose prompts are prefilled."""
+        return self._generator.decoding
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that were computed so far."""
+        return self.prefix_cache.prefilled_tokens + self.counters.prompt_tokens
 
     @property
     def computed(self) -> Totals:
@@ -195,14 +213,26 @@ class RunningBatch:
         """Whether sequences have to make room, though every prefix were evicted."""
         return self.memory.outgrown(self._sequences.values(), self.prefix_cache, next_use)
 
+    def evict(self, excess: int, next_use: NextUse) -> bool:
+        """Evicts prefixes of so many bytes, or all that no sequence refers to; says if any went."""
+        cache, in_use = self.prefix_cache, referred_to(self)
+        before = cache.evicted
+        if not cache.evict(max(0, cache.nbytes - excess), next_use=next_use, in_use=in_use):
+            cache.evict_all(in_use=in_use)
+        return cache.evicted > before
+
     @property
     def newest(self) -> TokenSequence:
         """The sequence that came in last."""
         return self._sequences[max(self._sequences)]
 
-    def decode(self) -> list[TokenSequence]:
+    def named(self, uids: Collection[int]) -> list[TokenSequence]:
+        """Gives the sequences that the generator calls so."""
+        return [self._sequences[uid] for uid in uids if uid in self._sequences]
+
+    def decode(self, prefill_tokens: int) -> list[TokenSequence]:
         """Decodes one token, beside a piece of prefill; lets go of the sequences that end by it."""
-        _, responses = self._generator.next()
+        _, responses = self._generator.step(prefill_tokens)
         finished: list[int] = []  # by the generator, which has let go of them
         stopped: list[int] = []
         for response in responses:
@@ -218,6 +248,6 @@ class RunningBatch:
     def abandon(self) -> None:
         """Forgets all sequences, with the KV that an error may have left half written."""
         self._sequences.clear()
-        self._generator.close()  # first: it puts back the wired limit that the next one sets
-        self._generator = self._new_generator()
+        stream, self._generator = self._generator.stream, self._new_generator()
         self.prefix_cache.abandon()
+        settle(self._device, stream)

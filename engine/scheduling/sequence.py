@@ -69,6 +69,18 @@ class TokenSequence:
         """
         self.sampler.constraint = self.output_format.start(self.budget)
 
+    def rewind(self) -> None:
+        """Goes back to what it has said: it is prefilled again from there.
+
+        Where the device failed, its constraint may have taken in a token that was never handed out.
+        """
+        said = self.text.tokens
+        self.sampler.rewind(said)
+        if self.constraint is not None and self.constraint.taken > len(said):
+            self.start()
+            for token in said:
+                self.constraint.accept(token)
+
     def add(self, token: int, logprobs: TokenLogprobs | None, reason: str | None) -> bool:
         """Takes in a decoded token; returns whether the answer ends with it.
 

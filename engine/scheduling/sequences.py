@@ -1,7 +1,7 @@
 """The one owner of all sequences: which there are, what state each is in, and every change of it.
 
     add → COMPILING → compiled → WAITING → admit → RUNNING → finish → DONE
-                                    └───── preempt ────┘
+                                    └ preempt, put_back ┘
     restart: a new beginning after an error, WAITING in a queue of its own
     cancel, abandon: → DONE, wherever it was
 
@@ -12,6 +12,7 @@ must hold.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from mlx_rq.engine.interface import Task, Totals
@@ -99,6 +100,17 @@ class SequenceTable:
         worth = held if len(held) >= batch_size else {}
         return list(spare | worth)[:count]
 
+    def in_flight(self, rows: int, now: float) -> Iterator[TokenSequence]:
+        """The sequences that a step of so many rows may compute for, and their duplicates."""
+        sequences = [*self.running, *self.next_sequential]
+        if (scored := self.prompt_logprobs.head) is not None:
+            sequences.append(scored)
+        if not self.sequential and (batch := self.scheduler.head(now)) is not None:
+            full = len(self.running) >= rows
+            if not (full and all(map(self.running.prefix_cache.holds, batch.prefixes))):
+                sequences += islice(batch.sequences, rows)
+        return self.asked_for(sequences)
+
     # The changes of state, in the order of a sequence's way.
 
     def add(self, task: Task, sequences: Sequence[TokenSequence]) -> None:
@@ -164,14 +176,16 @@ class SequenceTable:
         Its duplicates wait again, too: they ask from the prompt on, it no more.
         """
         self.running.remove([sequence])
-        sequence.sampler.rewind(sequence.text.tokens)
-        for one in self._leave(sequence):
-            if self.is_asked_for(one):
-                self._become(one, State.WAITING)
-                self.scheduler.add(one)
-            else:
-                self._become(one, State.DONE)
-        self._totals.sequences_preempted += 1
+        self._wait_again(sequence)
+
+    def put_back(self) -> None:
+        """RUNNING → WAITING, all: the device failed, and may have left their KV half written."""
+        for sequence in self.running:
+            self._wait_again(sequence)
+        self.running.abandon()
+        for sequence in self.prompt_logprobs:
+            if sequence.score is not None and not sequence.score.done:
+                sequence.score.rewind()
 
     def finish(self, sequence: TokenSequence) -> list[TaskSequences]:
         """RUNNING → DONE, with the duplicates, which have its answer; gives the complete tasks."""
@@ -217,6 +231,16 @@ class SequenceTable:
         self.running.abandon()
 
     # What they have in common.
+
+    def _wait_again(self, sequence: TokenSequence) -> None:
+        sequence.rewind()
+        for one in self._leave(sequence):
+            if self.is_asked_for(one):
+                self._become(one, State.WAITING)
+                self.scheduler.add(one)
+            else:
+                self._become(one, State.DONE)
+        self._totals.sequences_preempted += 1
 
     def _become(self, sequence: TokenSequence, state: State) -> None:
         if state not in NEXT[sequence.state]:

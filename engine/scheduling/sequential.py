@@ -19,6 +19,7 @@ from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Caches
+from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
 
@@ -43,14 +44,18 @@ class _Launched:
 
     token: mx.array
     measured: Pending | None
+    finite: mx.array
+    """Whether it was chosen by numbers."""
 
 
 class SequentialGenerator:
     """Does what SharingBatchGenerator does, with one sequence at a time."""
 
-    def __init__(self, model: Module, *, prefill_step: int, counters: BatchCounters) -> None:
+    stream: Any = None
+    """What it computes on: the default."""
+
+    def __init__(self, model: Module, *, counters: BatchCounters) -> None:
         self._model = model
-        self._prefill_step = prefill_step
         self._sequences: deque[_Sequence] = deque()
         self._uids = 0
         self._counters = counters
@@ -74,9 +79,6 @@ class SequentialGenerator:
             uids.append(self._uids)
             self._uids += 1
         return uids
-
-    def close(self) -> None:
-        """Ends the generator. Here there is nothing to end."""
 
     def remove(self, uids: Sequence[int]) -> None:
         """Forgets sequences."""
@@ -104,18 +106,24 @@ class SequentialGenerator:
         """Sequences whose first token is not decided yet."""
         return sum(len(sequence.prompt) > 1 for sequence in self._sequences)
 
-    def next(self) -> tuple[list[Any], list[GenerationBatch.Response]]:
-        """Prefills a chunk of the first sequence's prompt, or decodes one token of it."""
+    @property
+    def decoding(self) -> int:
+        """Sequences whose first token is decided, or decided next."""
+        return sum(len(sequence.prompt) == 1 for sequence in self._sequences)
+
+    def step(self, prefill_tokens: int) -> tuple[list[Any], list[GenerationBatch.Response]]:
+        """Prefills some of the first sequence's prompt, or decodes one token of it."""
         if not self._sequences:
             return [], []
         sequence, started = self._sequences[0], time.perf_counter()
         if len(sequence.prompt) > 1:
-            chunk = sequence.prompt[: min(self._prefill_step, len(sequence.prompt) - 1)]
+            chunk = sequence.prompt[: min(max(1, prefill_tokens), len(sequence.prompt) - 1)]
             self._model(mx.array([chunk]), cache=sequence.caches)
             mx.eval([cache.state for cache in sequence.caches])
             mx.clear_cache()
             sequence.prompt = sequence.prompt[len(chunk) :]
             self._counters.prompt_time += time.perf_counter() - started
+            self._counters.prompt_tokens += len(chunk)
             return [], []
         response = self._decoded(sequence)
         self._counters.decode_time += time.perf_counter() - started
@@ -132,6 +140,8 @@ class SequentialGenerator:
         sequence.left -= 1
         sequence.launched = self._launch(sequence, this.token) if sequence.left > 0 else None
         token = int(this.token.item())  # type: ignore[arg-type]
+        if not this.finite.item():
+            raise NotFinite([sequence.uid])
         if sequence.launched is None:
             sequence.sampler.take(token)  # else the next token's choice has taken it in
         sequence.prompt = [token]
@@ -144,7 +154,7 @@ class SequentialGenerator:
     def _launch(self, sequence: _Sequence, last: mx.array) -> _Launched:
         """Launches the token that follows the last one [1], which may not be computed yet."""
         logits = self._model(last[None], cache=sequence.caches)[:, -1, :]
-        token = choose(logits, [sequence.sampler], last)
-        mx.async_eval(token)
+        token, finite = choose(logits, [sequence.sampler], last), finite_rows(logits)
+        mx.async_eval(token, finite)
         (measured,) = measure(logits, token, [sequence.sampler])
-        return _Launched(token, measured)
+        return _Launched(token, measured, finite)
