@@ -61,6 +61,18 @@ class _Counts(Collector):
         distinct = ((_labels(worker), worker["totals"]["distinct_tokens"]) for worker in workers)
         yield _gauge("mlx_rq_worker_distinct_tokens", "Distinct tokens of all prompts.", distinct)
         for name, help_text in (
+            ("active", "Bytes that MLX holds in arrays."),
+            ("cache", "Bytes of free buffers that MLX keeps."),
+            ("peak", "Bytes that MLX held in arrays at most."),
+            ("ceiling", "Bytes that MLX may hold."),
+        ):
+            samples = (
+                (_labels(worker), held)
+                for worker in workers
+                if (held := worker.get("memory", {}).get(name)) is not None
+            )
+            yield _gauge(f"mlx_rq_worker_memory_{name}_bytes", help_text, samples)
+        for name, help_text in (
             ("tasks", "Jobs taken."),
             ("prompt_tokens", "Tokens of all prompts."),
             ("prefilled_tokens", "Prompt tokens computed."),

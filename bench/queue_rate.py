@@ -11,7 +11,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +38,7 @@ class InstantEngine:
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []
+        self.on_progress: Callable[[], None] = lambda: None
 
     @property
     def waiting(self) -> int:
@@ -46,6 +47,9 @@ class InstantEngine:
     @property
     def in_flight(self) -> list[str]:
         return [task.id for task in self._tasks]
+
+    def memory(self) -> dict[str, int | None]:
+        return {}
 
     def throttle(self, share: float) -> None:
         """It has no batch."""

@@ -254,7 +254,7 @@ class MLXEngine:
         running.memory.share = size.memory
         self._sequences.make_room()
         decoding = running.decoding > 0
-        tokens = self._pace.tokens(size.chunk, decoding=decoding)
+        tokens = self._pace.tokens(size, decoding=decoding)
         self._schedule(tokens)
         self.on_progress()
         finished = running.decode(tokens - (running.prefilled - prefilled))

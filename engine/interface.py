@@ -4,7 +4,7 @@ The worker knows an engine only by this protocol, so that tests put a fake behin
 slowly, wrongly, or not at all.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,6 +70,9 @@ class IntegrityError(Exception):
 class Engine(Protocol):
     """Turns tasks into outcomes, many at a time. Used from one thread only."""
 
+    on_progress: Callable[[], None]
+    """Called from inside a step, whenever a piece of it is done."""
+
     @property
     def model_id(self) -> str:
         """What clients call the model."""
@@ -100,6 +103,12 @@ class Engine(Protocol):
     @property
     def capacity(self) -> int:
         """Sequences that the batch has room for."""
+
+    def memory(self) -> Mapping[str, int | None]:
+        """Bytes `active`, kept in the `cache`, held at the `peak`, and the `ceiling` if there is one.
+
+        May be called from any thread.
+        """
 
     @property
     def in_flight(self) -> Collection[str]:

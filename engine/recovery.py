@@ -56,13 +56,14 @@ class Recovery:
         in_flight = len(self._running) + self._running.prefix_cache.building + (scored is not None)
         if not suspects:
             raise error  # nothing can be left out: the worker starts afresh
-        fault = self._device.fault_of(error)
-        logger.error("the engine raised with %d sequences in flight", len(suspects), exc_info=error)
-        error.with_traceback(None)  # its frames hold arrays, and their memory
         if isinstance(error, NotFinite):
+            logger.warning("%s, with %d sequences in flight", error, in_flight)
             return self._again_alone(error, suspects)
-        if fault is not None:
+        if (fault := self._device.fault_of(error)) is not None:
+            logger.warning("%s, with %d sequences in flight", error, in_flight)
+            error.with_traceback(None)  # its frames hold arrays, and their memory
             return self._again_smaller(error, fault, suspects, in_flight)
+        logger.error("the engine raised with %d in flight", len(suspects), exc_info=error)
         return self._one_at_a_time(error, suspects)
 
     def _suspects(self) -> list[TokenSequence]:

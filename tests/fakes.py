@@ -80,6 +80,7 @@ class FakeEngine:
         self.fingerprint = "fp_fake"
         self.prefix_sharing = "held once (fake)"
         self.totals = Totals()
+        self.on_progress: Callable[[], None] = lambda: None
         self.capacity = self._most = capacity
         self.answer_with = answer_with
         self.refuse = refuse
@@ -119,6 +120,9 @@ class FakeEngine:
     @property
     def task_ids(self) -> list[str]:
         return list(self._tasks)
+
+    def memory(self) -> dict[str, int | None]:
+        return {"active": 6_000_000_000, "cache": 500, "peak": 7_000, "ceiling": 8_000_000_000}
 
     def check(self) -> None:
         if self.fault is not None:

@@ -73,6 +73,7 @@ class MLXWorker(RQRegistration):
         awake: KeepAwake | None = None,
     ) -> None:
         self.engine = engine
+        engine.on_progress = self._progress
         self.options = options
         self.models = list(dict.fromkeys([engine.model_id, *served_names, ANY_MODEL]))
         super().__init__(
@@ -134,6 +135,7 @@ class MLXWorker(RQRegistration):
             "paused": self._pause.reason,
             "ended": self._outbox.ended,
             "discarded": self._outbox.discarded,
+            "memory": dict(self.engine.memory()),
             "totals": asdict(self.engine.totals),
         }
 

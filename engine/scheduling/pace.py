@@ -5,14 +5,13 @@ progress between forward passes. So a pass is bounded by its time, over all the 
 while others decode, by the time of a few of their steps.
 """
 
+from mlx_rq.engine.scheduling.step_size import StepSize
+
 _DECODE_STEPS = 2.5
 """Beside sequences that decode, prefill may take as long as so many steps of theirs."""
 
 _LEAST = 32
 """Prompt tokens that are prefilled at least, however slow that is."""
-
-_CHUNKS = 4
-"""Where nothing decodes, this many chunks are prefilled at once."""
 
 _LONGEST_SECONDS = 10.0
 """A pass takes so long at most: far less than the silence after which a worker is killed."""
@@ -28,16 +27,16 @@ class Pace:
         self._decode: float | None = None  # seconds a step
         self._token: float | None = None  # seconds a prompt token
 
-    def tokens(self, chunk: int, *, decoding: bool) -> int:
+    def tokens(self, step_size: StepSize, *, decoding: bool) -> int:
         """Says how many prompt tokens, over all sequences, the next step is to prefill at most."""
         if self._token is None:
-            return chunk
+            return step_size.chunk
         longest = _LONGEST_SECONDS
         if decoding and self._decode is not None:
             longest = min(longest, _DECODE_STEPS * self._decode)
-        most = chunk if decoding else _CHUNKS * chunk
+        most = step_size.chunk if decoding else step_size.chunk_alone
         affordable = int(longest / self._token) if self._token > 0 else most
-        return max(min(_LEAST, chunk), min(affordable, most))
+        return min(most, max(_LEAST, affordable))
 
     def took(self, seconds: float, *, prefilled: int, decoded: bool) -> None:
         """Learns from a step; one that did both tells of prefill, once that of decode is known.

@@ -8,6 +8,9 @@ is used.
 MIN_CHUNK = 64
 """Prompt tokens of the smallest pass: below, a pass takes hardly less memory."""
 
+_CHUNKS_ALONE = 4
+"""A pass beside which nothing decodes may be so many times as large."""
+
 _PATIENCE = 64
 """Good steps after which more is tried again."""
 
@@ -37,6 +40,11 @@ class StepSize:
     def chunk(self) -> int:
         """Prompt tokens that one forward pass may prefill."""
         return self._chunk
+
+    @property
+    def chunk_alone(self) -> int:
+        """Prompt tokens of a pass beside which nothing decodes."""
+        return self._chunk if self._chunk < self._most_chunk else _CHUNKS_ALONE * self._chunk
 
     @property
     def memory(self) -> float:

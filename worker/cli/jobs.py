@@ -178,7 +178,7 @@ def _print_overview(state: dict[str, Any]) -> None:
     console.print(queues if state["queues"] else "No queue yet: nothing was submitted.")
     workers = Table(
         *("worker", "model", "host", "batch", "waiting", "ended", "prompt tokens computed"),
-        "shared prefixes",
+        *("memory", "shared prefixes"),
     )
     for worker in state["workers"]:
         totals = worker["totals"]
@@ -194,6 +194,7 @@ def _print_overview(state: dict[str, Any]) -> None:
             str(worker["waiting"]),
             f"{worker['ended']:,}",
             computed,
+            _memory(worker.get("memory") or {}),
             worker.get("prefix_sharing", ""),
         )
     console.print(
@@ -203,6 +204,15 @@ def _print_overview(state: dict[str, Any]) -> None:
         console.print(line, highlight=False)
     for note in state["notes"]:
         console.print(f"note: {note}", highlight=False)
+
+
+def _memory(held: Mapping[str, int | None]) -> str:
+    """Says how much of its memory a worker's MLX holds."""
+    if held.get("active") is None:
+        return ""
+    said = f"{held['active'] / 1e9:.1f}"  # type: ignore[operator]
+    ceiling = held.get("ceiling")
+    return f"{said} GB" if ceiling is None else f"{said} of {ceiling / 1e9:.1f} GB"
 
 
 COMMANDS = (submit, result, status)

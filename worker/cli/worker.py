@@ -48,6 +48,17 @@ class _RowCount(NumberOrWord):
         return int(value)
 
 
+class _WiredLimit(NumberOrWord):
+    """A number of bytes, or `auto`."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int | str:
+        if value == "auto":
+            return "auto"
+        return 0 if str(value) == "0" else ByteCount().convert(value, param, context)
+
+
 _worker_options = (
     option("--model", default=DEMO_MODEL, help="A known name, a folder, or a hub id."),
     option("--served-name", multiple=True, metavar="NAME", help="Another name that it answers to."),
@@ -72,6 +83,20 @@ _worker_options = (
         default=None,
         help="Hold shared prefixes in so many bits: less memory, slightly other answers.",
         show_default="as they are computed",
+    ),
+    option(
+        "--memory",
+        type=ByteCount(),
+        default=None,
+        metavar="BYTES",
+        help="Memory for all that MLX holds, weights included, as in 48GB.",
+        show_default="what Metal recommends",
+    ),
+    option(
+        "--wired-limit",
+        type=_WiredLimit(),
+        default="auto",
+        help="Memory that the system may not page out, as in 20GB or 0; auto is the weights'.",
     ),
     option(
         "--window",
@@ -203,6 +228,8 @@ def _generate(
     batch: int | str,
     kv_budget: int | None,
     kv_bits: str | None,
+    memory: int | None,
+    wired_limit: int | str,
     max_wait: float,
     close_json: bool,
     pause_on: str | None,
@@ -215,8 +242,9 @@ def _generate(
     """Loads the model and works."""
     from mlx_rq.engine.engine import MLXEngine
     from mlx_rq.engine.models.calibrate import best_batch_size, share_from
+    from mlx_rq.engine.models.device import MLXDevice, tried
     from mlx_rq.engine.models.load import load
-    from mlx_rq.engine.options import SHARE_FROM, EngineOptions
+    from mlx_rq.engine.options import EngineOptions
     from mlx_rq.engine.scheduling.budget import default_kv_bytes
     from mlx_rq.worker.leases.machine import machine
     from mlx_rq.worker.leases.name import NameTaken
@@ -226,21 +254,36 @@ def _generate(
 
     supervisor_pipe = SupervisorPipe.from_environment()
     supervisor_pipe.stop_with_supervisor()
+    device = MLXDevice(memory)
+    device.limit()
     loaded = load(model, trust_remote_code=trust_remote_code)
     folder = data_dir or default_data_dir()
-    room = default_kv_bytes(loaded.model) if kv_budget is None else kv_budget
+    device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model)
+    usual = EngineOptions()
+    shares_from = usual.share_from
+    if not isinstance(batch, int):
+        room = kv_budget or default_kv_bytes(loaded.model, device)
+        batch = tried(
+            device,
+            lambda: best_batch_size(loaded, folder, room=room),
+            usual.batch_size,
+            "the batch size",
+        )
+        shares_from = tried(
+            device, lambda: share_from(loaded, folder), usual.share_from, "sharing"
+        )
     engine_options = EngineOptions(
-        batch_size=batch if isinstance(batch, int) else best_batch_size(loaded, folder, room=room),
+        batch_size=batch,
         kv_bytes=kv_budget,
         kv_bits=None if kv_bits is None else int(kv_bits),
         max_wait=max_wait,
         close_json=close_json,
-        share_from=SHARE_FROM if isinstance(batch, int) else share_from(loaded, folder),
+        share_from=shares_from,
     )
     connection = new_connection(redis_url)
     spool = spool_folder(folder, connection)
     mlx_worker = MLXWorker(
-        MLXEngine(loaded, engine_options),
+        MLXEngine(loaded, engine_options, device=device),
         connection,
         new_connection(redis_url),
         served_names=served_name,

@@ -458,10 +458,12 @@ class TestStatus:
         assert re.search(r"│ other +│ default +│ 1 +│ 0 +│ 0 +│ 0 +│ 0 +│", text), text
         assert "mac-1" in text
         assert "held once (fake)" in text
+        assert "6.0 of 8.0 GB" in text
         assert "jobs wait for 'other', which no live worker serves" in text
         state = json.loads(run("status", "--json").stdout)
         assert [worker["name"] for worker in state["workers"]] == ["mac-1"]
         assert state["workers"][0]["prefix_sharing"] == "held once (fake)"
+        assert state["workers"][0]["memory"]["peak"] == 7_000
         assert state["notes"] == ["jobs wait for 'other', which no live worker serves"]
 
     @pytest.mark.parametrize("name", ["[/b]", "[bold]m[/bold]", ":cat:", "[link=x]m"])

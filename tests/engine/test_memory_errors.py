@@ -1,0 +1,198 @@
+"""A device that runs out of memory, or gives no numbers, costs nobody an answer."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import speaking
+from driving import Body, finish, greedy_text, task, texts
+from scripted_device import ScriptedDevice, WatchedNetwork, watched
+from test_engine import completion
+from tiny import tiny_model
+
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.options import EngineOptions
+
+Fails = Callable[[int, int, int], bool]
+JOBS = [completion([i, i + 1, i % 7], max_tokens=24) for i in range(64)]
+
+
+def start(
+    model: LoadedModel, fails: Fails, bodies: list[Body], **options: Any
+) -> tuple[MLXEngine, WatchedNetwork, ScriptedDevice]:
+    """An engine on a scripted device, which was given tasks, and has not begun."""
+    device = ScriptedDevice()
+    scripted, network = watched(model, device)
+    engine = MLXEngine(scripted, EngineOptions(**{"batch_size": 16, **options}), device=device)
+    network.passes.clear()  # the trials of the start
+    network.fails = fails
+    assert engine.add([task(str(i), body) for i, body in enumerate(bodies)]) == []
+    return engine, network, device
+
+
+def answers(engine: MLXEngine, jobs: int) -> list[Any]:
+    results = finish(engine, jobs)
+    return [results[str(i)] for i in range(jobs)]
+
+
+@cache
+def with_room(rows: int) -> tuple[list[list[str]], int]:
+    """What an engine with room for so many rows says to all jobs, and in how many passes."""
+    engine, network, _ = start(tiny_model("llama"), lambda *_: False, JOBS, batch_size=rows)
+    return [texts(result) for result in answers(engine, len(JOBS))], len(network.passes)
+
+
+def test_with_memory_for_half_the_rows_all_is_answered_at_little_cost() -> None:
+    engine, network, device = start(tiny_model("llama"), lambda rows, *_: rows > 8, JOBS)
+
+    results = answers(engine, len(JOBS))
+
+    expected, passes = with_room(8)
+    assert [texts(result) for result in results] == expected
+    assert max(rows for rows, _ in network.passes) == 16  # it was tried
+    assert len(network.passes) <= 1.5 * passes
+    assert device.cleared > 0
+
+
+def test_the_batch_is_halved_and_grown_again_once_there_is_room() -> None:
+    engine, network, _ = start(
+        tiny_model("llama"), lambda rows, _, before: rows > 8 and before < 40, JOBS
+    )
+    capacities = [engine.capacity]
+    results: dict[str, Any] = {}
+    while len(results) < len(JOBS):
+        results.update((outcome.id, outcome.result) for outcome in engine.step())
+        if engine.capacity != capacities[-1]:
+            capacities.append(engine.capacity)
+
+    expected, passes = with_room(16)
+    assert capacities == [16, 8, 16]
+    assert len(network.passes) <= 1.5 * passes
+    assert [texts(results[str(i)]) for i in range(len(JOBS))] == expected
+    assert expected[:5] == [[greedy_text(tiny_model("llama"), body)] for body in JOBS[:5]]
+
+
+def test_what_fails_once_while_it_is_alone_is_answered() -> None:
+    model = tiny_model("llama")
+    body = completion([*range(30)], max_tokens=20)
+    engine, network, _ = start(model, lambda *now: now[2] == 7, [body])
+
+    (result,) = answers(engine, 1)
+
+    assert texts(result) == [greedy_text(model, body)]
+    assert engine.totals.sequences_preempted == 1
+
+
+@pytest.mark.parametrize("others", [0, 5])
+def test_what_never_fits_is_refused_with_figures_and_its_neighbours_are_answered(
+    others: int,
+) -> None:
+    model = tiny_model("llama")
+    bodies = [completion([i, 7, 9], max_tokens=12) for i in range(others)]
+    bodies.append(completion([5] * 300, max_tokens=12))
+    engine, _, device = start(model, lambda _, tokens, __: tokens > 60, bodies)
+    device.ceiling, device.active = 1_000_000_000, 987_654_321
+
+    *answered, refused = answers(engine, others + 1)
+
+    assert [texts(result) for result in answered] == [[greedy_text(model, b)] for b in bodies[:-1]]
+    assert refused["error"]["code"] == "context_length_exceeded"
+    assert refused["error"]["message"] == (
+        "The memory does not suffice for this request, even by itself: at 300 tokens (300 of the "
+        "prompt), whose KV takes 230,400 bytes, the device ran out of memory, with 987,654,321 "
+        "bytes held of the 1,000,000,000 that it may hold (--memory). Reduce the prompt."
+    )
+
+
+def test_a_prefix_that_never_fits_is_refused_to_each_who_stands_on_it() -> None:
+    model = tiny_model("llama")
+    bodies = [completion([*[5] * 300, i], max_tokens=4) for i in range(3)]
+    bodies.append(completion([1, 2, 3], max_tokens=12))
+    engine, _, _ = start(model, lambda _, tokens, __: tokens > 60, bodies)
+
+    *refused, answered = answers(engine, 4)
+
+    assert [result["error"]["code"] for result in refused] == ["context_length_exceeded"] * 3
+    assert texts(answered) == [greedy_text(model, bodies[3])]
+
+
+def test_a_device_that_is_interrupted_is_asked_for_less() -> None:
+    model = tiny_model("llama")
+    body = completion([5] * 300, max_tokens=4)
+    engine, network, _ = start(model, lambda *_: False, [body])
+    interrupted = RuntimeError(
+        "[METAL] Command buffer execution failed: Impacting Interactivity "
+        "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+    )
+
+    def fails(rows: int, tokens: int, before: int) -> bool:
+        if tokens > 100:
+            raise interrupted
+        return False
+
+    network.fails = fails
+    assert texts(answers(engine, 1)[0]) == [greedy_text(model, body)]
+
+
+def test_errors_at_any_pass_change_no_answer_however_it_is_chosen() -> None:
+    """Also of sequences whose constraint had taken in a token that was never handed out."""
+    model = speaking.model()
+    choice = {"guided_regex": "[ab]{3}c[de]{2,6}"}
+    bodies: list[Body] = [
+        {"prompt": "Say: ", "max_tokens": 12, "temperature": 0.9, "seed": 3, **choice},
+        {"prompt": "Say: ", "max_tokens": 12, "temperature": 0, **choice},
+        {"prompt": "and", "max_tokens": 9, "temperature": 0.9, "seed": 5, "presence_penalty": 1},
+        {"prompt": "Say: ", "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 1},
+    ]
+    engine, network, _ = start(model, lambda *_: False, bodies)
+    undisturbed = answers(engine, len(bodies))
+    for failing in range(2, len(network.passes), 3):
+        engine, _, _ = start(model, lambda *now, at=failing: now[2] == at, bodies)
+        disturbed = answers(engine, len(bodies))
+        assert [one["choices"] for one in disturbed] == [one["choices"] for one in undisturbed]
+
+
+def test_logits_that_are_no_numbers_once_end_no_job_with_garbage() -> None:
+    model = tiny_model("llama")
+    bodies = JOBS[:6]
+    engine, network, _ = start(model, lambda *_: False, bodies)
+    network.garbles = lambda inputs: (mx.arange(len(inputs)) == 1) & (len(network.passes) == 9)
+
+    results = answers(engine, len(bodies))
+
+    assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in bodies]
+    assert engine.capacity == 16
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_logits_that_are_never_numbers_end_in_an_error(others: int) -> None:
+    model = tiny_model("llama")
+    bodies = [*JOBS[:others], completion([9, 9, 200], max_tokens=5)]
+    engine, network, _ = start(model, lambda *_: False, bodies)
+    network.garbles = lambda inputs: (inputs == 200).any(axis=1)
+
+    *answered, failed = answers(engine, others + 1)
+
+    assert [texts(result) for result in answered] == [[greedy_text(model, b)] for b in bodies[:-1]]
+    assert failed["error"]["code"] == "engine_error"
+    assert "logits that are not finite" in failed["error"]["message"]
+
+
+def test_a_prefix_of_no_numbers_is_computed_again() -> None:
+    model = tiny_model("llama")
+    bodies = [completion([*range(40), i, 7], max_tokens=6) for i in range(4)]
+    engine, network, _ = start(model, lambda *_: False, bodies)
+    prefixes = engine._running.prefix_cache
+    while not len(prefixes):
+        engine.step()
+    for prefix in prefixes:  # the memory error that raised nothing
+        for cache in prefix.caches:
+            for part in cache.chain:
+                part.keys = part.keys + mx.nan
+
+    results = answers(engine, len(bodies))
+
+    assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in bodies]
