@@ -105,9 +105,9 @@ class Engine(Protocol):
         """Sequences that the batch has room for."""
 
     def memory(self) -> Mapping[str, int | None]:
-        """Bytes `active`, kept in the `cache`, held at the `peak`, and the `ceiling` if there is one.
+        """Says what MLX holds: bytes `active`, in its `cache`, at the `peak`, and its `ceiling`.
 
-        May be called from any thread.
+        May be called from any thread. Nobody need have set a ceiling.
         """
 
     @property

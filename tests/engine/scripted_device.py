@@ -1,4 +1,4 @@
-"""A device that does as a Metal device does when its memory runs out, and counts what it is given."""
+"""A device that does as Metal does when its memory runs out, and counts what it is given."""
 
 from collections.abc import Callable
 from typing import Any

@@ -78,7 +78,7 @@ def test_the_batch_is_halved_and_grown_again_once_there_is_room() -> None:
 def test_what_fails_once_while_it_is_alone_is_answered() -> None:
     model = tiny_model("llama")
     body = completion([*range(30)], max_tokens=20)
-    engine, network, _ = start(model, lambda *now: now[2] == 7, [body])
+    engine, _, _ = start(model, lambda *now: now[2] == 7, [body])
 
     (result,) = answers(engine, 1)
 
@@ -184,13 +184,13 @@ def test_logits_that_are_never_numbers_end_in_an_error(others: int) -> None:
 def test_a_prefix_of_no_numbers_is_computed_again() -> None:
     model = tiny_model("llama")
     bodies = [completion([*range(40), i, 7], max_tokens=6) for i in range(4)]
-    engine, network, _ = start(model, lambda *_: False, bodies)
+    engine, _, _ = start(model, lambda *_: False, bodies)
     prefixes = engine._running.prefix_cache
     while not len(prefixes):
         engine.step()
     for prefix in prefixes:  # the memory error that raised nothing
-        for cache in prefix.caches:
-            for part in cache.chain:
+        for layer in prefix.caches:
+            for part in layer.chain:
                 part.keys = part.keys + mx.nan
 
     results = answers(engine, len(bodies))
