@@ -4,15 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Task
+from mlx_rq.engine.kv.shared_cache import BLOCK
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.validation import kind_of, validate
 
 Body = dict[str, Any]
+
+AHEAD = BatchKVCache.step - 1
+"""Slots for tokens to come that a sequence of a batch is counted with."""
+AHEAD_SHARING = BLOCK - 1
+"""The same beside sequences that share a prefix."""
 
 
 def task(task_id: str, body: Body, rank: int = 1) -> Task:

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from driving import finish, greedy_text, run, task, texts
+from driving import AHEAD, finish, greedy_text, run, task, texts
 from tiny import tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
@@ -145,7 +145,7 @@ def test_a_sequence_put_back_takes_its_duplicates_back_with_it() -> None:
 
     put_back = 0
     for kv_tokens in (45, 55, 65):
-        results, engine = run(model, duplicates, kv_bytes=768 * kv_tokens, reserve=1)
+        results, engine = run(model, duplicates, kv_bytes=768 * (kv_tokens + 3 * AHEAD), reserve=1)
 
         put_back += engine.totals.sequences_preempted
         assert [texts(result) for result in results] == [

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import speaking
-from driving import finish, greedy, greedy_text, run, task, texts
+from driving import AHEAD_SHARING, finish, greedy, greedy_text, run, task, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine import _Poisoned, completion, poisoned
@@ -338,7 +338,7 @@ MOVES = [*["step"] * 6, *["add"] * 3, "cancel", "preempt", "preempt", "raise", "
         st.tuples(st.sampled_from(MOVES), st.integers(0, 2**16)), min_size=20, max_size=60
     ),
     share_from=st.sampled_from([1, 10**9]),
-    kv_tokens=st.sampled_from([150, 10_000]),
+    kv_tokens=st.sampled_from([150 + 4 * AHEAD_SHARING, 10_000]),
 )
 def test_nothing_is_lost_track_of_whatever_happens(
     moves: list[tuple[str, int]], share_from: int, kv_tokens: int

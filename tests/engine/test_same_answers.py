@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from driving import finish, greedy_text, run, task, texts
+from driving import AHEAD_SHARING, finish, greedy_text, run, task, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import FAMILIES, SEQUENTIAL_FAMILIES, tiny_model
@@ -91,7 +91,8 @@ def test_sequences_that_outgrow_the_memory_are_put_back_and_go_on(family: str) -
     _, engine = run(model, [])
     longest = max(len(body["prompt"]) for body in bodies) + 60
     cost = engine._running.memory.cost
-    kv_bytes = cost.bytes(1, longest + 30)  # never four sequences at their longest
+    ahead = 3 * AHEAD_SHARING * cost.shareable
+    kv_bytes = cost.bytes(1, longest + 30) + ahead  # never four sequences at their longest
 
     results, engine = run(model, bodies, kv_bytes=kv_bytes, reserve=1)
 
@@ -174,7 +175,7 @@ def test_a_sequence_put_back_draws_on_where_it_was() -> None:
         for body in branching(seed=7, jobs=8)
     ]
     longest = max(len(body["prompt"]) for body in bodies) + 60
-    kv_bytes = 768 * (longest + 30)
+    kv_bytes = 768 * (longest + 30 + 3 * AHEAD_SHARING)
 
     squeezed, engine = run(model, bodies, kv_bytes=kv_bytes, reserve=1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from driving import finish, greedy_text, run, task, texts
+from driving import AHEAD_SHARING, finish, greedy_text, run, task, texts
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models import base, qwen3, qwen3_moe
@@ -293,7 +293,7 @@ def test_a_prefix_is_held_once_however_many_sequences_stand_on_it() -> None:
 
 def test_more_sequences_fit_where_they_share() -> None:
     model, bodies = tiny_model("llama"), sharing_bodies(12)
-    room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24)), "reserve": 24}
+    room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24 + AHEAD_SHARING)), "reserve": 24}
 
     _, copies, engine = peak_kv(model, bodies, share_prefixes=False, **room)
     assert engine.totals.sequences_sharing == 0
@@ -304,7 +304,7 @@ def test_more_sequences_fit_where_they_share() -> None:
 
 def test_short_of_memory_sequences_share_what_would_else_not_pay() -> None:
     model, bodies = tiny_model("llama"), sharing_bodies(12)
-    room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24)), "reserve": 24}
+    room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24 + AHEAD_SHARING)), "reserve": 24}
 
     _, sequences, engine = peak_kv(model, bodies, share_from=10**9)
     assert (sequences, engine.totals.sequences_sharing) == (8, 0)
@@ -319,8 +319,10 @@ def test_sequences_with_windows_reserve_what_they_hold_themselves() -> None:
     cost = engine._running.memory.cost
 
     assert 3 * cost.shareable == cost.per_token  # one layer of three
-    assert cost.bytes(2, 100) == 2 * 100 * cost.per_token
-    assert cost.bytes(2, 100, own=10) == 2 * (100 * cost.per_token - 90 * cost.shareable)
+    windows = 16 * (cost.per_token - cost.shareable)
+    assert cost.bytes(2, 100) == 2 * (100 * cost.shareable + windows)
+    assert cost.bytes(2, 100, own=10) == 2 * (10 * cost.shareable + windows)
+    assert cost.bytes(2, 9) == 2 * 9 * cost.per_token
 
 
 class Nested:
@@ -354,7 +356,7 @@ def test_what_running_sequences_refer_to_is_not_evicted_for_others() -> None:
         memory.nbytes = tokens * TOKEN
         return memory.fitting(sequences, sequences[:1], prefixes, no_use, prefix)
 
-    own = max(len(sequence.tokens) - 60 + 8 for sequence in sequences)
+    own = AHEAD_SHARING + max(len(sequence.tokens) - 60 + 8 for sequence in sequences)
     assert fitting(60 + 5 * own) == 1
     assert fitting(59 + 5 * own) == 0
     assert not memory.outgrown(sequences, prefixes)

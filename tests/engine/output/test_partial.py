@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import speaking
-from driving import finish, task, texts
+from driving import AHEAD, finish, task, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoken_texts import EACH, TEXTS, TOKENIZERS
@@ -199,7 +199,7 @@ def test_sequences_that_are_put_back_say_the_same_again() -> None:
         for i in range(4)
     ]
     cost = MLXEngine(model, EngineOptions())._running.memory.cost
-    options = EngineOptions(batch_size=4, chunk=32, kv_bytes=cost.bytes(1, 60), reserve=1)
+    options = EngineOptions(batch_size=4, chunk=32, kv_bytes=cost.bytes(4, 15 + AHEAD), reserve=1)
     engine = MLXEngine(model, options)
     results, told = drive(engine, bodies)
     assert engine.totals.sequences_preempted > 0

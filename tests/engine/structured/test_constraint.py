@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import speaking
-from driving import finish, run, task
+from driving import AHEAD, finish, run, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
+from mlx_rq.engine.scheduling.budget import measure_kv
 from mlx_rq.engine.structured.constraint import Compilers, GrammarFault, Masks, mask
 from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.output_format import OutputFormats
@@ -147,7 +148,8 @@ def test_one_prompt_asked_for_in_many_forms_is_answered_in_each() -> None:
 def test_a_sequence_that_was_put_back_goes_on_within_its_grammar() -> None:
     bodies = [chat(f"Record {i}", max_tokens=90, **structured(SCHEMA)) for i in range(6)]
     roomy, _ = run(MODEL, bodies, batch_size=6)
-    tight, engine = run(MODEL, bodies, batch_size=6, kv_bytes=180_000, reserve=1)
+    kv_bytes = 180_000 + 6 * AHEAD * measure_kv(MODEL.model).per_token
+    tight, engine = run(MODEL, bodies, batch_size=6, kv_bytes=kv_bytes, reserve=1)
     assert engine.totals.sequences_preempted > 0
     assert [answers(result) for result in tight] == [answers(result) for result in roomy]
 
