@@ -261,7 +261,7 @@ class MLXEngine:
         self.on_progress()
         took, prefilled = self._clock() - started, running.prefilled - prefilled
         self._pace.took(took, prefilled=prefilled, decoded=decoding)
-        if not self._pressure.high and size.worked():
+        if size.worked(has_room=not self._pressure.high):
             logger.info("steps of at most %d sequences, %d prompt tokens", size.rows, size.chunk)
         return finished
 

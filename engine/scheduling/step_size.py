@@ -62,6 +62,11 @@ class StepSize:
         """Whether there is nothing left to make smaller."""
         return self._rows == 1 and self._chunk == self._least_chunk
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether a step went well since its size changed last."""
+        return self._good_steps > 0
+
     def allow(self, share: float) -> None:
         """Uses only a part (0 to 1) of the sequences and the memory, whatever else holds."""
         self._allowed = share
@@ -87,10 +92,10 @@ class StepSize:
         self._chunk = max(self._least_chunk, self._chunk // 2)
         self._good_steps = 0
 
-    def worked(self) -> bool:
+    def worked(self, *, has_room: bool) -> bool:
         """A step went well; returns whether, after many, the next ones may do twice as much."""
         self._good_steps += 1
-        if self._good_steps < self._patience:
+        if self._good_steps < self._patience or not has_room:
             return False
         self._good_steps = 0
         if self.full:

@@ -46,7 +46,8 @@ class ScriptedDevice:
 class WatchedNetwork:
     """A network that counts its passes, and fails where a test says so.
 
-    `fails` is asked before each pass, given its rows and tokens, and how many passes were before.
+    `fails` is asked before each pass, given its rows, the tokens that each of them then holds, and
+    how many passes were before.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class WatchedNetwork:
     def __call__(self, inputs: mx.array, cache: Any = None) -> Any:
         rows, tokens = inputs.shape
         self.passes.append((rows, tokens))
-        if self.fails(rows, tokens, len(self.passes) - 1):
+        held = tokens + (0 if cache is None else _held(cache[0]))
+        if self.fails(rows, held, len(self.passes) - 1):
             self._device.said = RuntimeError(OUT_OF_MEMORY)
             raise RuntimeError(OUT_OF_MEMORY)
         logits = self._network(inputs, cache=cache)
@@ -71,6 +73,12 @@ class WatchedNetwork:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
+
+
+def _held(cache: Any) -> int:
+    """The tokens that the longest row of a cache holds."""
+    offset: Any = cache.offset
+    return int(offset.max().item()) if isinstance(offset, mx.array) else int(offset)
 
 
 def watched(model: LoadedModel, device: ScriptedDevice) -> tuple[LoadedModel, WatchedNetwork]:

@@ -1,5 +1,6 @@
 """A device that runs out of memory, or gives no numbers, costs nobody an answer."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -8,11 +9,12 @@ import mlx.core as mx
 import pytest
 import speaking
 from driving import Body, finish, greedy_text, task, texts
-from scripted_device import ScriptedDevice, WatchedNetwork, watched
+from scripted_device import OUT_OF_MEMORY, ScriptedDevice, WatchedNetwork, watched
 from test_engine import completion
 from tiny import tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.models.device import NotFinite
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 
@@ -93,7 +95,7 @@ def test_what_never_fits_is_refused_with_figures_and_its_neighbours_are_answered
     model = tiny_model("llama")
     bodies = [completion([i, 7, 9], max_tokens=12) for i in range(others)]
     bodies.append(completion([5] * 300, max_tokens=12))
-    engine, _, device = start(model, lambda _, tokens, __: tokens > 60, bodies)
+    engine, _, device = start(model, lambda _, held, __: held > 200, bodies)
     device.ceiling, device.active = 1_000_000_000, 987_654_321
 
     *answered, refused = answers(engine, others + 1)
@@ -111,7 +113,7 @@ def test_a_prefix_that_never_fits_is_refused_to_each_who_stands_on_it() -> None:
     model = tiny_model("llama")
     bodies = [completion([*[5] * 300, i], max_tokens=4) for i in range(3)]
     bodies.append(completion([1, 2, 3], max_tokens=12))
-    engine, _, _ = start(model, lambda _, tokens, __: tokens > 60, bodies)
+    engine, _, _ = start(model, lambda _, held, __: held > 200, bodies)
 
     *refused, answered = answers(engine, 4)
 
@@ -128,8 +130,8 @@ def test_a_device_that_is_interrupted_is_asked_for_less() -> None:
         "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
     )
 
-    def fails(rows: int, tokens: int, before: int) -> bool:
-        if tokens > 100:
+    def fails(rows: int, held: int, before: int) -> bool:
+        if network.passes[-1][1] > 100:
             raise interrupted
         return False
 
@@ -196,3 +198,34 @@ def test_a_prefix_of_no_numbers_is_computed_again() -> None:
     results = answers(engine, len(bodies))
 
     assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in bodies]
+
+
+@pytest.mark.parametrize(
+    "said", [OUT_OF_MEMORY, "[METAL] Command buffer execution failed: Ignored"]
+)
+def test_a_device_on_which_nothing_works_fails_no_job(said: str) -> None:
+    """The worker ends, and is started again: another program may have taken the memory."""
+    engine, network, _ = start(tiny_model("llama"), lambda *_: False, JOBS[:20])
+
+    def fails(rows: int, held: int, before: int) -> bool:
+        raise RuntimeError(said)
+
+    network.fails = fails
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        finish(engine, 1)
+    assert engine.task_ids == {str(i) for i in range(20)}
+    assert len(engine.in_flight) == 1
+
+
+def test_a_model_that_never_gives_numbers_fails_few_jobs() -> None:
+    engine, network, _ = start(tiny_model("llama"), lambda *_: False, JOBS[:20])
+    network.garbles = lambda inputs: mx.ones(len(inputs)) > 0
+    failed: list[str] = []
+
+    def work() -> None:
+        while True:
+            failed.extend(outcome.id for outcome in engine.step())
+
+    with pytest.raises(NotFinite):
+        work()
+    assert len(failed) == 3

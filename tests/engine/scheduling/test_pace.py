@@ -72,9 +72,9 @@ def test_sequences_go_on_decoding_beside_long_prompts(share_from: int) -> None:
     options = EngineOptions(batch_size=8, chunk=512, share_from=share_from)
     engine = MLXEngine(scripted, options, device=device, clock=lambda: now)
 
-    def takes(rows: int, tokens: int, before: int) -> bool:
+    def takes(rows: int, held: int, before: int) -> bool:
         nonlocal now
-        now += 40 + rows * tokens  # weights are read, whatever is computed with them
+        now += 40 + rows * network.passes[-1][1]  # weights are read, whatever is computed with them
         return False
 
     network.fails = takes
