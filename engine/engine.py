@@ -256,7 +256,6 @@ class MLXEngine:
         decoding = running.decoding > 0
         tokens = self._pace.tokens(size, decoding=decoding)
         self._schedule(tokens)
-        self.on_progress()
         finished = running.decode(tokens - (running.prefilled - prefilled))
         self.on_progress()
         took, prefilled = self._clock() - started, running.prefilled - prefilled

@@ -65,10 +65,10 @@ class WatchedNetwork:
         rows, tokens = inputs.shape
         self.passes.append((rows, tokens))
         held = tokens + (0 if cache is None else _held(cache[0]))
+        logits = self._network(inputs, cache=cache)  # the KV is written, or half of it
         if self.fails(rows, held, len(self.passes) - 1):
             self._device.said = RuntimeError(OUT_OF_MEMORY)
             raise RuntimeError(OUT_OF_MEMORY)
-        logits = self._network(inputs, cache=cache)
         return mx.where(self.garbles(inputs)[:, None, None], mx.nan, logits)
 
     def __getattr__(self, name: str) -> Any:

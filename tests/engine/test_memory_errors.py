@@ -17,6 +17,8 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.device import NotFinite
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
+from mlx_rq.engine.sampling import logprobs
+from mlx_rq.engine.scheduling import generator
 
 Fails = Callable[[int, int, int], bool]
 JOBS = [completion([i, i + 1, i % 7], max_tokens=24) for i in range(64)]
@@ -121,6 +123,21 @@ def test_a_prefix_that_never_fits_is_refused_to_each_who_stands_on_it() -> None:
     assert texts(answered) == [greedy_text(model, bodies[3])]
 
 
+def test_who_runs_beside_a_prefix_that_never_fits_is_not_blamed_for_it() -> None:
+    model = tiny_model("llama")
+    innocent = completion([1, 2, 3], max_tokens=90)
+    engine, _, _ = start(model, lambda _, held, __: held > 200, [innocent])
+    while not engine.running:
+        engine.step()
+    late = [completion([*[5] * 300, i], max_tokens=4) for i in range(2)]
+    engine.add([task(f"late{i}", body) for i, body in enumerate(late)])
+
+    results = finish(engine, 3, limit=500)
+
+    assert texts(results["0"]) == [greedy_text(model, innocent)]
+    assert results["late0"]["error"]["code"] == "context_length_exceeded"
+
+
 def test_a_device_that_is_interrupted_is_asked_for_less() -> None:
     model = tiny_model("llama")
     body = completion([5] * 300, max_tokens=4)
@@ -139,7 +156,10 @@ def test_a_device_that_is_interrupted_is_asked_for_less() -> None:
     assert texts(answers(engine, 1)[0]) == [greedy_text(model, body)]
 
 
-def test_errors_at_any_pass_change_no_answer_however_it_is_chosen() -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["in the pass", "when it is read"])
+def test_errors_at_any_pass_change_no_answer_however_it_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
     """Also of sequences whose constraint had taken in a token that was never handed out."""
     model = speaking.model()
     choice = {"guided_regex": "[ab]{3}c[de]{2,6}"}
@@ -152,9 +172,23 @@ def test_errors_at_any_pass_change_no_answer_however_it_is_chosen() -> None:
     engine, network, _ = start(model, lambda *_: False, bodies)
     undisturbed = answers(engine, len(bodies))
     for failing in range(2, len(network.passes), 3):
-        engine, _, _ = start(model, lambda *now, at=failing: now[2] == at, bodies)
+        engine, network, _ = start(model, lambda *now, at=failing: now[2] == at, bodies)
+        if late:  # the next tokens are chosen by then, and constraints have taken in the last ones
+            fails, network.fails = network.fails, lambda *_: False
+            monkeypatch.setattr(generator, "measure", _failing_once(fails, network))
         disturbed = answers(engine, len(bodies))
         assert [one["choices"] for one in disturbed] == [one["choices"] for one in undisturbed]
+
+
+def _failing_once(fails: Fails, network: WatchedNetwork) -> Callable[..., Any]:
+    """Measures logprobs, but for the pass that fails."""
+
+    def measure(*args: Any) -> Any:
+        if fails(0, 0, len(network.passes) - 1):
+            raise RuntimeError(OUT_OF_MEMORY)
+        return logprobs.measure(*args)
+
+    return measure
 
 
 def test_logits_that_are_no_numbers_once_end_no_job_with_garbage() -> None:
@@ -198,11 +232,10 @@ def test_a_prefix_of_no_numbers_is_computed_again() -> None:
     results = answers(engine, len(bodies))
 
     assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in bodies]
+    assert engine.totals.prefixes_evicted == 1  # nobody comes to stand on it any more
 
 
-@pytest.mark.parametrize(
-    "said", [OUT_OF_MEMORY, "[METAL] Command buffer execution failed: Ignored"]
-)
+@pytest.mark.parametrize("said", [OUT_OF_MEMORY, "[METAL] Invalid Resource"])
 def test_a_device_on_which_nothing_works_fails_no_job(said: str) -> None:
     """The worker ends, and is started again: another program may have taken the memory."""
     engine, network, _ = start(tiny_model("llama"), lambda *_: False, JOBS[:20])

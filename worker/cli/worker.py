@@ -282,8 +282,14 @@ def _generate(
     )
     connection = new_connection(redis_url)
     spool = spool_folder(folder, connection)
+    engine = tried(device, lambda: MLXEngine(loaded, engine_options, device=device), None, model)
+    if engine is None:
+        raise click.ClickException(
+            f"model {model}: there is no memory to compute a single token with it. "
+            "Choose a smaller one, or end other programs."
+        )
     mlx_worker = MLXWorker(
-        MLXEngine(loaded, engine_options, device=device),
+        engine,
         connection,
         new_connection(redis_url),
         served_names=served_name,

@@ -1,7 +1,7 @@
 """The parent of a worker process: starts it, watches it, and starts it again when it dies.
 
-A worker can die in ways that it cannot catch: Metal aborts the process when memory runs out, the
-system kills it, a kernel hangs. The supervisor holds no model and does nothing but watch. When the
+A worker can die in ways that it cannot catch: the system kills it when memory runs out, a driver
+aborts it, a kernel hangs. The supervisor holds no model and does nothing but watch. When the
 worker ends it gives back the worker's jobs at once, instead of when the leases run out.
 """
 
@@ -35,7 +35,7 @@ from mlx_rq.worker.process.supervisor_pipe import (
 logger = logging.getLogger("mlx_rq.worker")
 
 _LIKE_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
-"""How a process ends that took too much: the system kills it, or Metal aborts it."""
+"""How a process ends that took too much: the system kills it, or a driver aborts it."""
 
 _MOST_SHRINKS = 4
 """The batch is halved this often at most."""

@@ -69,7 +69,7 @@ def test_sequences_go_on_decoding_beside_long_prompts(share_from: int) -> None:
     now = 0.0
     device = ScriptedDevice()
     scripted, network = watched(model, device)
-    options = EngineOptions(batch_size=8, chunk=512, share_from=share_from)
+    options = EngineOptions(batch_size=16, chunk=512, share_from=share_from)
     engine = MLXEngine(scripted, options, device=device, clock=lambda: now)
 
     def takes(rows: int, held: int, before: int) -> bool:
@@ -84,9 +84,9 @@ def test_sequences_go_on_decoding_beside_long_prompts(share_from: int) -> None:
     engine.add([task(f"short{i}", body) for i, body in enumerate(short)])
     for _ in range(10):
         engine.step()
-    # Two that share a prefix, and four of unlike beginnings, prefilled together.
-    long = [completion([*range(250), *range(150), i], max_tokens=3) for i in range(2)]
-    long += [completion([i, *range(250), *range(100)], max_tokens=3) for i in range(20, 24)]
+    # Eight of unlike beginnings, prefilled together, and two that share a prefix.
+    long = [completion([i, *range(100)], max_tokens=3) for i in range(20, 28)]
+    long += [completion([*range(250), *range(50), i], max_tokens=3) for i in range(2)]
     engine.add([task(f"long{i}", body) for i, body in enumerate(long)])
     results: dict[str, Any] = {}
     decoded, at = engine.totals.decode_steps, []
