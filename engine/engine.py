@@ -184,15 +184,7 @@ class MLXEngine:
 
     def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
         """Tells what tasks have said so far, but for those that said nothing yet or ended."""
-        leaders = {
-            duplicate: sequence for sequence in self._running for duplicate in sequence.duplicates
-        }
-        said = {
-            task_id: partials(entry.sequences, leaders)
-            for task_id in task_ids
-            if (entry := self._sequences.tasks.get(task_id)) is not None
-        }
-        return {task_id: told for task_id, told in said.items() if told}
+        return partials(task_ids, self._sequences)
 
     def check(self) -> None:
         """Raises IntegrityError where tasks, states, indexes, KV and counters do not agree."""

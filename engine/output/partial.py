@@ -5,15 +5,29 @@ Every part told here is a beginning of the same part of the finished answer, so 
 at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mlx_rq.engine.interface import Partial
 from mlx_rq.engine.scheduling.sequence import TokenSequence
+from mlx_rq.engine.scheduling.sequences import SequenceTable
 from mlx_rq.engine.structured.output_format import OutputFormat
 from mlx_rq.engine.text.detokenizer import held_back
 
 
-def partials(
+def partials(task_ids: Collection[str], table: SequenceTable) -> dict[str, list[Partial]]:
+    """Tells what tasks have said so far, but for those that said nothing yet or ended."""
+    leaders = {
+        duplicate: sequence for sequence in table.running for duplicate in sequence.duplicates
+    }
+    said = {
+        task_id: _of_choices(entry.sequences, leaders)
+        for task_id in task_ids
+        if (entry := table.tasks.get(task_id)) is not None
+    }
+    return {task_id: told for task_id, told in said.items() if told}
+
+
+def _of_choices(
     sequences: Sequence[TokenSequence], leaders: Mapping[TokenSequence, TokenSequence]
 ) -> list[Partial]:
     """Tells what the choices of a task have said so far; those that have said nothing are left out.

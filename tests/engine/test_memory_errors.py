@@ -220,7 +220,7 @@ def test_logits_that_are_never_numbers_end_in_an_error(others: int) -> None:
 def test_a_prefix_of_no_numbers_is_computed_again() -> None:
     model = tiny_model("llama")
     bodies = [completion([*range(40), i, 7], max_tokens=6) for i in range(4)]
-    engine, _, _ = start(model, lambda *_: False, bodies)
+    engine, _, _ = start(model, lambda *_: False, bodies, share_from=1)
     prefixes = engine._running.prefix_cache
     while not len(prefixes):
         engine.step()
