@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.openai.sizes import parse_bytes
 from mlx_rq.jobs.queue.connection import new_connection, reachable, resolve_url
 from mlx_rq.jobs.queue.discovery import default_data_dir
 from mlx_rq.jobs.queue.eviction import warn_of_eviction
@@ -54,9 +55,14 @@ class _WiredLimit(NumberOrWord):
     name = "bytes"
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
-        if value == "auto":
-            return "auto"
-        return 0 if str(value) == "0" else ByteCount().convert(value, param, context)
+        if isinstance(value, int):
+            return value
+        if value in ("auto", "0"):
+            return "auto" if value == "auto" else 0
+        try:
+            return parse_bytes(str(value))
+        except ValueError as error:
+            self.fail(f"{error}, nor 0 or 'auto'", param, context)
 
 
 _worker_options = (

@@ -70,3 +70,13 @@ def test_what_two_dataclasses_have_in_common_has_one_default() -> None:
     worker = WorkerOptions()
     assert worker.stall == SupervisorOptions().stall
     assert worker.max_wait == EngineOptions().max_wait
+
+
+def test_a_wired_limit_is_a_number_of_bytes_or_0_or_auto() -> None:
+    result = CliRunner().invoke(main, ["worker", "--wired-limit", "-3"])
+    assert result.exit_code == 2
+    assert "'-3' is not a number of bytes such as 500MB or 8GB, nor 0 or 'auto'" in result.output
+    (option,) = (one for one in main.commands["worker"].params if one.name == "wired_limit")
+    assert [option.type.convert(value, None, None) for value in ("auto", "0", "20GB", 7)] == [
+        *("auto", 0, 20_000_000_000, 7)
+    ]
