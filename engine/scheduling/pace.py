@@ -7,7 +7,7 @@ while others decode, by the time of a few of their steps.
 
 from mlx_rq.engine.scheduling.step_size import StepSize
 
-_DECODE_STEPS = 2.5
+_DECODE_STEPS = 2.0
 """Beside sequences that decode, prefill may take as long as so many steps of theirs."""
 
 _LEAST = 32
@@ -29,8 +29,8 @@ class Pace:
 
     def tokens(self, step_size: StepSize, *, decoding: bool) -> int:
         """Says how many prompt tokens, over all sequences, the next step is to prefill at most."""
-        if self._token is None:
-            return step_size.chunk
+        if self._token is None or (decoding and self._decode is None):
+            return min(step_size.chunk, _LEAST) if decoding else step_size.chunk
         longest = _LONGEST_SECONDS
         if decoding and self._decode is not None:
             longest = min(longest, _DECODE_STEPS * self._decode)
