@@ -52,6 +52,15 @@ class WorkerTotals(_Lenient):
     decode_seconds: Seconds = 0.0
 
 
+class WorkerMemory(_Lenient):
+    """Bytes that a worker's MLX holds, keeps to use again, held at most, and may hold."""
+
+    active: Count | None = None
+    cache: Count | None = None
+    peak: Count | None = None
+    ceiling: Count | None = None
+
+
 class WorkerRecord(_Lenient):
     """What a live worker says of itself (`MLXWorker.describe`)."""
 
@@ -67,6 +76,7 @@ class WorkerRecord(_Lenient):
     ended: Count = 0
     paused: str | None = None
     totals: WorkerTotals = Field(default_factory=WorkerTotals)
+    memory: WorkerMemory = Field(default_factory=WorkerMemory)
 
 
 def live_workers(connection: Redis) -> list[dict[str, Any]]:
