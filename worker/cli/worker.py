@@ -275,9 +275,7 @@ def _generate(
             usual.batch_size,
             "the batch size",
         )
-        shares_from = tried(
-            device, lambda: share_from(loaded, folder), usual.share_from, "sharing"
-        )
+        shares_from = tried(device, lambda: share_from(loaded, folder), usual.share_from, "sharing")
     engine_options = EngineOptions(
         batch_size=batch,
         kv_bytes=kv_budget,
