@@ -62,6 +62,7 @@ class Recovery:
         in_flight = len(self._running) + self._running.prefix_cache.building + (scored is not None)
         if not suspects:
             raise error  # nothing can be left out: the worker starts afresh
+        in_flight = in_flight or min(len(suspects), self._step_size.rows)  # they were let in
         if isinstance(error, NotFinite):
             logger.warning("%s, with %d sequences in flight", error, in_flight)
             return self._again_alone(error, suspects)
