@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 from fakes import FakeEngine, RunningWorker, StartWorker, eventually, until_idle
 from redis import Redis
+from tiny import tiny_model
 
 from mlx_rq import submit, submit_many
 from mlx_rq.engine.interface import IntegrityError
@@ -110,7 +111,7 @@ def test_the_command_line_says_whether_a_worker_checks_itself(
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr("mlx_rq.engine.models.load.load", lambda *_, **__: None)
+    monkeypatch.setattr("mlx_rq.engine.models.load.load", lambda *_, **__: tiny_model("llama"))
     monkeypatch.setattr("mlx_rq.engine.engine.MLXEngine", lambda *_, **__: FakeEngine())
     monkeypatch.setattr("mlx_rq.worker.worker.MLXWorker", Unborn)
     monkeypatch.delenv("MLX_RQ_CHECK")

@@ -187,7 +187,7 @@ class Claims:
             submitted_at=reading.number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )
 
-    def say_idle(self, seconds: int) -> None:
+    def say_idle(self, seconds: float) -> None:
         """Says to workers that have too much that this one has nothing to do.
 
         It holds for twice the time, so that it still does when it is said once more.
@@ -195,7 +195,7 @@ class Claims:
         self._said_idle = True
         with self._connection.pipeline(transaction=False) as pipe:
             for model in self._models:
-                pipe.set(keys.idle(model), self._worker_name, ex=2 * seconds)
+                pipe.set(keys.idle(model), self._worker_name, px=int(2000 * seconds))
             pipe.execute()
 
     def idle_models(self) -> set[str]:
