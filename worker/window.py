@@ -3,8 +3,8 @@
 The window is what a worker has claimed and plans together. Where it is the only one, the window is
 kept full: the more the plan sees, the less is computed twice. Where several share the queues, each
 claims only when less than a batch waits in it; and what one has too much of, it gives back as soon
-as another is idle. Beside decoding, it is filled in small pieces, since every job is read and
-rendered at once and the sequences that run have to wait for that.
+as another is idle. Beside decoding, it is filled in small pieces that take about as long as a step,
+since every job is read and rendered at once and the sequences that run have to wait for that.
 """
 
 import time
@@ -31,7 +31,9 @@ class Piece:
 
 
 _IDLE = Piece(jobs=256, nbytes=8 * 2**20)
-_BESIDE_DECODING = Piece(jobs=16, nbytes=64 * 2**10)
+_AHEAD = Piece(jobs=64, nbytes=64 * 2**10)
+_HUNGRY = 16
+"""Jobs that are claimed at once where less than a batch waits, however long that takes."""
 _NOTHING = Piece(jobs=0, nbytes=0)
 
 
@@ -49,6 +51,9 @@ class Window:
         self._options = options
         self._clock = clock
         self._filling = False
+        self._ahead = _HUNGRY
+        self._asked = self._since = clock()
+        self._step_seconds = 0.0
         self._claim_after = 0.0
         self._yield_until = 0.0
         self._share_after = 0.0
@@ -56,6 +61,8 @@ class Window:
     def next_piece(self, held: int, *, alone: bool) -> Piece:
         """Says what to claim now, by a worker that holds so many jobs already."""
         engine, now, window = self._engine, self._clock(), self._options.window
+        self._step_seconds, self._asked = now - self._since, now
+        self._since = now
         free = (window if alone else min(window, _SHARED)) - held
         hungry = engine.waiting < engine.capacity
         if hungry or (free >= _REFILL and now >= self._claim_after):
@@ -65,14 +72,25 @@ class Window:
             self._filling = False
         if not self._filling or engine.waiting_tokens >= self._options.window_tokens:
             return _NOTHING
-        piece = _BESIDE_DECODING if engine.running else _IDLE
-        return Piece(min(free, piece.jobs), piece.nbytes)
+        if not engine.running:
+            return Piece(min(free, _IDLE.jobs), _IDLE.nbytes)
+        jobs = max(_HUNGRY, self._ahead) if hungry else self._ahead
+        return Piece(min(free, jobs), _AHEAD.nbytes)
 
     def claimed(self, jobs: int) -> None:
-        """Takes note of how many jobs a claim brought: where none, the queue is empty."""
+        """Takes note of how many jobs a claim brought, once they are in the engine.
+
+        Where none, the queue is empty. Where it took longer than a step, the next piece is smaller.
+        """
+        now = self._clock()
+        spent, self._since = now - self._asked, now
         if not jobs:
             self._filling = False
-            self._claim_after = self._clock() + _LOOK_SECONDS
+            self._claim_after = now + _LOOK_SECONDS
+        elif spent > self._step_seconds:
+            self._ahead = max(1, self._ahead // 2)
+        elif spent < self._step_seconds / 4 and jobs >= self._ahead:
+            self._ahead = min(2 * self._ahead, _AHEAD.jobs)
 
     def to_give_back(self) -> int:
         """Says, once a second, how many sequences an idle worker might as well generate."""

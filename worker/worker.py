@@ -239,10 +239,12 @@ class MLXWorker(RQRegistration):
             claimed = self.claims.take(
                 limit, nbytes=piece.nbytes, enough=enough, alone=self._alone, idle=idle
             )
-            self._window.claimed(len(claimed))
+            if not claimed:
+                self._window.claimed(0)
         self._idle = not claimed and not self._jobs and not paused
         if claimed:
             self._start(claimed)
+            self._window.claimed(len(claimed))
         elif not self._jobs and (paused or not self.options.burst):
             self._stats.idle()
             self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)

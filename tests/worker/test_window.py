@@ -47,7 +47,8 @@ class Desk:
 
 
 def test_an_idle_worker_claims_much_at_once_and_fills_up_beside_decoding() -> None:
-    assert Desk(window=300).fill() == [256, 16, 16, 12]
+    desk = Desk(window=300)
+    assert desk.fill() == [256, 16, 16, 12]
 
 
 def test_the_prompts_that_wait_bound_the_window() -> None:
@@ -62,6 +63,20 @@ def test_a_full_window_is_filled_up_only_where_many_places_are_free() -> None:
     assert desk.fill() == []
     desk.held -= 1
     assert desk.fill() == [16, 16, 16, 16]
+
+
+def test_a_piece_takes_about_as_long_as_a_step() -> None:
+    desk = Desk(window=1000)
+    desk.take(desk.next())  # all at once: nothing runs yet
+    pieces = []
+    for seconds_of_a_job in [0.1] * 5 + [0.001] * 7:
+        desk.now += 1.0  # a step
+        pieces.append(desk.next())
+        desk.take(pieces[-1])
+        desk.now += seconds_of_a_job * pieces[-1]
+        desk.window.claimed(pieces[-1])
+    assert pieces[:5] == [16, 8, 8, 8, 8]
+    assert pieces[5:] == [8, 16, 32, 64, 64, 64, 64]
 
 
 def test_an_empty_queue_is_not_asked_at_every_step_where_enough_waits() -> None:
