@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,8 @@ def test_a_worker_that_hangs_is_killed_and_started_again(
     job = submit(prompt="hang", max_attempts=1)
     program = start(supervisor={"stall": 0.5})
     program.until("hangs")
-    hung = time.monotonic()
     program.until("log no progress")
     program.until("ready", 2)
-    assert time.monotonic() - hung < 10
     # it was no fault of memory
     assert not program.said("log it may have been memory")
     eventually(lambda: job.status() == "failed")

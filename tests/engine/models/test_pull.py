@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -84,9 +83,7 @@ def test_a_second_pull_starts_no_process(cache: Path, monkeypatch: pytest.Monkey
     folder = pull("smollm2", cache_dir=cache)
 
     monkeypatch.setattr(subprocess, "Popen", None)
-    start = time.perf_counter()
     assert pull("smollm2", cache_dir=cache) == folder
-    assert time.perf_counter() - start < 1
 
 
 def test_progress_goes_through_the_stages_to_their_ends(tmp_path: Path) -> None:

@@ -70,18 +70,19 @@ class TestResult:
         assert response["object"] == "chat.completion"
         assert response["choices"][0]["message"]["content"] == f"chat for {job.id}"
 
-    def test_a_waiting_reader_is_woken_by_the_answer(self, held: RunningWorker) -> None:
-        # given a reader that blocks for as long as the test may take
+    def test_a_waiting_reader_is_woken_by_the_answer(
+        self, held: RunningWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # given a reader whose blocking read does not end by itself
+        monkeypatch.setattr(job_module, "_LONGEST_BLOCK", 3600.0)
         job = submit(messages=HI)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(job.result)
             held.engine.wait_for_tasks(1)
             # when
-            started = time.monotonic()
             held.engine.release()
-            # then it need not wait for its blocking read to end by itself
+            # then it is woken
             assert answer.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
-            assert time.monotonic() - started < job_module._LONGEST_BLOCK / 2
 
     def test_a_hundred_and_fifty_threads_may_wait_at_once(self, held: RunningWorker) -> None:
         # redis-py's pool gives out no more than a hundred connections unless it is told otherwise
@@ -156,7 +157,7 @@ class TestResult:
         started = time.monotonic()
         with pytest.raises(ResultTimeout) as late:
             job.result(timeout=0.2)
-        assert 0.2 <= time.monotonic() - started < 2
+        assert time.monotonic() - started >= 0.2
         assert str(late.value) == (
             f"job {job.id} has no result within 0.2 s: queued (no live worker serves the model "
             "'default': start one with `mlx-rq worker`)"
@@ -396,15 +397,16 @@ class TestCancel:
             Job("none").cancel()
         assert connection.dbsize() == 0
 
-    def test_who_waits_for_the_result_is_woken(self, redis_url: str) -> None:
+    def test_who_waits_for_the_result_is_woken(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(job_module, "_LONGEST_BLOCK", 3600.0)
         job = submit(messages=HI)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(job.result)
-            started = time.monotonic()
             job.cancel()
             with pytest.raises(JobFailed, match="cancelled"):
                 waiting.result(PATIENCE)
-            assert time.monotonic() - started < job_module._LONGEST_BLOCK / 2
 
     def test_the_end_is_kept_as_long_as_the_job_asked_for(
         self, redis_url: str, connection: Redis
