@@ -34,6 +34,7 @@ from mlx_rq.engine.options import EngineOptions  # noqa: E402
 from mlx_rq.engine.prompts.render import render  # noqa: E402
 from mlx_rq.engine.scheduling.budget import measure_kv  # noqa: E402
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens  # noqa: E402
+from mlx_rq.jobs.openai.requests import ChatRequest  # noqa: E402
 from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
 from mlx_rq.worker.options import WorkerOptions  # noqa: E402
 from mlx_rq.worker.worker import MLXWorker  # noqa: E402
