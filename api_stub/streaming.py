@@ -6,7 +6,6 @@ events look is for the writers: `chunks.py` for completions, `response_events.py
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from mlx_rq.api_stub.service import Service
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError, error_object
 from mlx_rq.jobs.openai.fields import Strict
+from mlx_rq.jobs.openai.json_line import json_line
 from mlx_rq.jobs.openai.validation import read_as
 from mlx_rq.jobs.queue.results import unreadable
 from mlx_rq.jobs.queue.stream import Delta, Kind, follow
@@ -189,5 +189,5 @@ def _end(writer: Writer, job: Job, result: Mapping[str, Any]) -> Sequence[str]:
 
 def data_event(data: Mapping[str, Any], name: str | None = None) -> str:
     """Writes one event."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = json_line(data)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"

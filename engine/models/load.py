@@ -149,7 +149,7 @@ def load(
         tokenizer=tokenizer,
         model_id=model_id,
         path=path,
-        context_length=_context_length(config),
+        context_length=context_length_of(config),
         # A tokenizer may be wider than the logits; what the model cannot say ends nothing.
         eos_token_ids=frozenset(one for one in tokenizer.eos_token_ids if one < vocab_size),
         vocab_size=vocab_size,
@@ -243,7 +243,7 @@ def _untrusted(model: str, code: str) -> ModelError:
     )
 
 
-def _context_length(config: dict[str, Any]) -> int:
+def context_length_of(config: dict[str, Any]) -> int:
     """The longest sequence in tokens that the config states, else DEFAULT_CONTEXT."""
     # A model that also sees or hears keeps the sizes of its text part in text_config.
     sizes = {**config, **(config.get("text_config") or {})}

@@ -155,7 +155,7 @@ def sequences_of(
     prompts = render(request, model.tokenizer, model.vocab_size, output_formats.model_format)
     sequences = []
     for prompt_index, prompt in enumerate(prompts):
-        budget = _budget(request, len(prompt), model.context_length)
+        budget = budget_of(request, len(prompt), model.context_length)
         output_format = output_formats.output_format_of(
             request, prompt, budget_field=task.request.budget_field
         )
@@ -246,7 +246,7 @@ def _sampling(request: Request, vocabulary: int) -> SamplingParams:
     )
 
 
-def _budget(request: Request, prompt_length: int, context_length: int) -> int:
+def budget_of(request: Request, prompt_length: int, context_length: int) -> int:
     """Says how many tokens an answer may have; raises RequestError where they do not fit."""
     where = request.prompt_field
     if prompt_length >= context_length:

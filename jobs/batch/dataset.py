@@ -1,29 +1,30 @@
 """Writes a dataset: the input's columns, the answers, errors and token counts, a row for each line.
 
 The records lie in the order of the input, so the two are read side by side: nothing is looked up,
-and nothing can be misaligned. Everything is read twice, a part at a time: once for the types of the
-columns, once to write. Parquet needs pyarrow (the extra `datasets`), CSV does not.
+and nothing can be misaligned. Parquet needs pyarrow (the extra `datasets`), CSV does not.
 """
 
 import csv
+import io
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlx_rq.files import put_in_place, temporary
+from mlx_rq.jobs.batch.compression import open_output, split_ending
 from mlx_rq.jobs.batch.lines import Source, input_changed
+from mlx_rq.jobs.batch.parquet import ParquetTable
+from mlx_rq.jobs.batch.parquet_writer import ParquetWriter
 from mlx_rq.jobs.batch.records import code_of, read_stored
-from mlx_rq.jobs.batch.tables import needs_pyarrow
+from mlx_rq.jobs.batch.tables import TemplatedRows
+from mlx_rq.jobs.batch.values import plain_text, utf8_or_base64
 from mlx_rq.jobs.openai.answers import finish_reason_of, text_of, usage_of, value_of
 from mlx_rq.jobs.openai.errors import JobFailed
 from mlx_rq.jobs.openai.surrogates import writable
-
-PART_ROWS = 10_000
-"""Rows in memory at once, and in a row group of Parquet."""
 
 SHARD_ROWS = 100_000
 """Rows in a file of a dataset folder."""
@@ -64,16 +65,17 @@ class Dataset:
     def write(self, target: Path) -> None:
         """Writes a .parquet or .csv file, or a folder that `datasets.load_dataset` reads.
 
-        What was there before stays whole until the new is.
+        A .csv may be compressed. What was there before stays whole until the new is.
         """
         table = _Table(self)
-        if not target.suffix:
+        suffix, ending = split_ending(target)
+        if not suffix:
             _write_folder(table, target)
             return
-        if target.suffix == ".csv":
-            _write_csv(table, temporary(target))
+        if suffix == ".csv":
+            _write_csv(table, temporary(target), ending)
         else:
-            _write_parquet(iter(table), _find_types(table), temporary(target))
+            table.parquet().write(iter(table), temporary(target))
         put_in_place(temporary(target), target)
 
 
@@ -94,11 +96,19 @@ class _Table:
         known |= {self._answers[name]: _type_name(answer) for name, answer in answers.items()}
         if dataset.schema is None:
             known[self._answers["answer"]] = "string"
-        self.known_types = {column: type for column, type in known.items() if type}
+        self._known_types = {column: type for column, type in known.items() if type}
 
     def count(self) -> int:
         """Counts the rows."""
         return sum(1 for _ in self._dataset.source)
+
+    def parquet(self) -> ParquetWriter:
+        """Gives what writes the rows as Parquet: columns that come from Parquet as they are."""
+        source = self._dataset.source
+        stored = source.table if isinstance(source, TemplatedRows) else None
+        if not isinstance(stored, ParquetTable):
+            stored = None
+        return ParquetWriter(self, self.columns, self._known_types, stored)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         with self._dataset.records.open("rb") as records:
@@ -164,76 +174,27 @@ def _kinds(schema: Any) -> list[Any]:
     return kind if isinstance(kind, list) else [kind]
 
 
-def _parts(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    while part := list(islice(rows, PART_ROWS)):
-        yield part
-
-
-class _Types(NamedTuple):
-    """The Arrow schema of a table, and its columns that hold JSON."""
-
-    schema: Any
-    json_columns: Set[str]
-
-
-def _find_types(table: _Table) -> _Types:
-    """Finds a type for every column that holds all its values.
-
-    A column whose values have no type in common, as 1 and "a", holds their JSON.
-    """
-    pa = needs_pyarrow("pyarrow")
-    types = {name: pa.type_for_alias(table.known_types.get(name, "null")) for name in table.columns}
-    json_columns: set[str] = set()
-    for part in _parts(iter(table)):
-        for name in types.keys() - json_columns:
-            try:
-                found = pa.array([row[name] for row in part]).type
-                both = [pa.schema([(name, types[name])]), pa.schema([(name, found)])]
-                types[name] = pa.unify_schemas(both, promote_options="permissive").field(0).type
-            except (pa.ArrowException, OverflowError):
-                json_columns.add(name)
-    for name, type in types.items():
-        if name in json_columns or type == pa.null():
-            types[name] = pa.string()
-    return _Types(pa.schema(list(types.items())), json_columns)
-
-
-def _write_parquet(rows: Iterator[dict[str, Any]], types: _Types, path: Path) -> None:
-    pa, parquet = needs_pyarrow("pyarrow"), needs_pyarrow("pyarrow.parquet")
-    with parquet.ParquetWriter(path, types.schema) as writer:
-        for part in _parts(rows):
-            for row in part:
-                row.update({name: _json(row[name]) for name in types.json_columns})
-            writer.write_table(pa.Table.from_pylist(part, schema=types.schema))
-
-
-def _write_csv(table: _Table, path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+def _write_csv(table: _Table, path: Path, ending: str) -> None:
+    with (
+        open_output(path, ending) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8", newline="") as file,
+    ):
         writer = csv.DictWriter(file, table.columns)
         writer.writeheader()
         for row in table:
-            writer.writerow(
-                {
-                    name: value if isinstance(value, str) or value is None else _json(value)
-                    for name, value in row.items()
-                }
-            )
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+            writer.writerow({name: plain_text(row[name], utf8_or_base64) for name in row})
 
 
 def _write_folder(table: _Table, folder: Path) -> None:
     """Writes Parquet files of a bounded size and the card that says how they are read."""
-    types = _find_types(table)
+    writer = table.parquet()
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     shards = math.ceil(table.count() / SHARD_ROWS)
     paths = [data / f"train-{shard:05}-of-{shards:05}.parquet" for shard in range(shards)]
     rows = iter(table)
     for path in paths:
-        _write_parquet(islice(rows, SHARD_ROWS), types, temporary(path))
+        writer.write(islice(rows, SHARD_ROWS), temporary(path))
     for path in paths:
         put_in_place(temporary(path), path)
     for other in set(data.glob("train-*.parquet")).difference(paths):

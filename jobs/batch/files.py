@@ -58,18 +58,24 @@ class Outputs:
         self._lines = 0
         self._resumed = False
 
-    def recover(self, *, ours: bool) -> Done:
-        """Reads what is there already and cuts off a torn last line.
+    def check(self, *, ours: bool) -> None:
+        """Raises RequestError where a file holds anything but what a batch has written.
 
-        Without a file of answers everything starts over, also where there are errors. Raises
-        RequestError, leaving the files as they are, where one holds anything else. The answers of
-        a run that is known to be `ours` are trusted; its errors are not, as they go into whatever
-        file this command names.
+        The answers of a run that is known to be `ours` are trusted; its errors are not, as they go
+        into whatever file this command names.
         """
         if not ours:
             _check_file(self.answers)
         if self.errors is not None:
             _check_file(self.errors, errors_only=True, ours=ours)
+
+    def recover(self, *, ours: bool) -> Done:
+        """Reads what is there already and cuts off a torn last line.
+
+        Without a file of answers everything starts over, also where there are errors. Raises
+        RequestError, leaving the files as they are, as `check` does.
+        """
+        self.check(ours=ours)
         done = Done()
         for path in self._paths:
             for stored in _heal(path):
@@ -144,10 +150,14 @@ class PipedOutputs(Outputs):
         super().__init__(Path("-"), errors)
         self._open[self.answers] = stream
 
-    def recover(self, *, ours: bool) -> Done:
-        """Finds nothing. Raises RequestError where the file of errors holds anything else."""
+    def check(self, *, ours: bool) -> None:
+        """Raises RequestError where the file of errors holds anything else."""
         if self.errors is not None:
             _check_file(self.errors, errors_only=True)
+
+    def recover(self, *, ours: bool) -> Done:
+        """Finds nothing; raises RequestError as `check` does."""
+        self.check(ours=ours)
         return Done()
 
     def create(self) -> None:

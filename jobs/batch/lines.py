@@ -8,11 +8,12 @@ request becomes a `Line` with a `fault`: one bad line never stops the reading of
 import codecs
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeGuard
 
 from pydantic_core import from_json
 
@@ -28,6 +29,10 @@ KIND_BY_URL: Mapping[str, str] = {
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """The longest line that is read. A body of the size that jobs may have is shorter, even escaped."""
+
+
+OpenFile = Callable[[Path, str], AbstractContextManager[BinaryIO]]
+"""Opens a file that errors call by the name."""
 
 
 class Line(NamedTuple):
@@ -129,12 +134,19 @@ def prepare_line(line: Line) -> Prepared:
     return Prepared.of(read_request(line), line.body, line.encoded)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def open_plain(path: Path, name: str) -> BinaryIO:
+    """Opens a file as it is."""
+    return path.open("rb")
+
+
+def read_lines(
+    path: Path, name: str = "", opened: OpenFile = open_plain
+) -> Iterator[tuple[int, bytes]]:
     """Yields the lines that are not blank, stripped, with their numbers.
 
     Of a line above MAX_LINE_BYTES comes just so much that it can be seen to be too long.
     """
-    with path.open("rb") as file:
+    with opened(path, name) as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
             number += 1
@@ -180,10 +192,11 @@ class BatchFile:
     path: Path
     name: str
     settings: Mapping[str, Any]
+    opened: OpenFile = open_plain
     unit: str = "line"
 
     def __iter__(self) -> Iterator[Line]:
-        for number, raw in read_lines(self.path):
+        for number, raw in read_lines(self.path, self.name, self.opened):
             record: dict[str, Any] = {}
             try:
                 record = parse_object(raw)

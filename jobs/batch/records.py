@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from mlx_rq.jobs.batch.lines import Line
 from mlx_rq.jobs.openai.errors import error_in, http_status
+from mlx_rq.jobs.openai.json_line import json_line
 
 _ID_PREFIX = "batch_req_"
 _FINGERPRINT_DIGITS = 32
@@ -59,9 +60,8 @@ def record(ended: Ended) -> dict[str, Any]:
 
 def encode_record(value: Mapping[str, Any]) -> bytes:
     """Writes a record as a line."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     # One error that quotes half of a surrogate pair must not be the end of the whole batch.
-    return text.encode(errors="replace") + b"\n"
+    return json_line(value).encode(errors="replace") + b"\n"
 
 
 def may_be_damaged(raw: bytes) -> bool:

@@ -1,48 +1,64 @@
 """Reads rows, mappings of column names to values, from files and from Python's tables.
 
-Files: CSV and TSV (values are texts), JSON lines, Parquet (with the extra `datasets`). All are read
-piece by piece, and may be read again.
+Files: CSV and TSV (values are texts), JSON lines, Parquet (`parquet.py`). All are read piece by
+piece, and may be read again.
 """
 
 import csv
+import io
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from shlex import quote
+from typing import Any
 
+from mlx_rq.jobs.batch.compression import open_input, to_utf8
 from mlx_rq.jobs.batch.lines import Line, bad_line, good_line, is_id, parse_object, read_lines
-from mlx_rq.jobs.batch.templates import ChatTemplate
+from mlx_rq.jobs.batch.parquet import ParquetTable, python_rows
+from mlx_rq.jobs.batch.rows import Row, check_names
+from mlx_rq.jobs.batch.templates import ChatTemplate, cell_text
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.surrogates import writable
+from mlx_rq.jobs.openai.validation import short
 
 _FIELD_BYTES = 32 * 1024 * 1024
-_PARQUET_BATCH = 1000
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_OTHER_DELIMITERS = (";", "\t", "|")
 _JSON_LINES = (".jsonl", ".ndjson")
+_WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+_KNOWN = (
+    f"Rows are read from files that end in {', '.join((*DELIMITERS, *_JSON_LINES, '.parquet'))}."
+)
 ROW_URL = "/v1/chat/completions"
 
 
-class Row(NamedTuple):
-    """A row with its number (from 1; of JSON lines: the line's), or what is wrong with it."""
+def open_table(path: Path, name: str, suffix: str, delimiter: str | None = None) -> "Table":
+    """Opens a file of rows by its suffix; raises RequestError where it is not one that is known.
 
-    number: int
-    values: Mapping[str, Any]
-    fault: RequestError | None = None
-    raw: bytes = b""
-
-
-def open_table(path: Path, name: str, suffix: str) -> "Table":
-    """Opens a file of rows by its suffix; raises RequestError where it is not one that is known."""
-    if suffix in _DELIMITERS:
-        return CsvTable(path, name, _DELIMITERS[suffix])
+    `delimiter` is what parts the values of a CSV file, where it is not what its suffix says.
+    """
+    if suffix in DELIMITERS:
+        table = CsvTable(path, name, delimiter or DELIMITERS[suffix])
+        if delimiter is None:
+            table.check_delimiter()
+        return table
     if suffix in _JSON_LINES:
-        return JsonTable(path)
+        return JsonTable(path, name)
     if suffix == ".parquet":
         return ParquetTable(path, name)
-    known = ", ".join((*_DELIMITERS, *_JSON_LINES, ".parquet"))
+    refuse_workbook(name, suffix)
+    raise RequestError(f"{name}: {_KNOWN}", code="invalid_value")
+
+
+def refuse_workbook(name: str, suffix: str) -> None:
+    """Raises RequestError, naming the way, where a file is one of Excel's or LibreOffice's."""
+    if suffix not in _WORKBOOKS:
+        return
     raise RequestError(
-        f"{name}: rows are read from files that end in {known}.", code="invalid_value"
+        f"{name} is a workbook. Save its sheet as CSV: in Excel by File > Save As > CSV UTF-8, "
+        f"with LibreOffice by: soffice --headless --convert-to csv {quote(name)}\n{_KNOWN}",
+        code="invalid_value",
     )
 
 
@@ -54,9 +70,19 @@ class CsvTable:
     def __init__(self, path: Path, name: str, delimiter: str) -> None:
         self._path, self._name, self._delimiter = path, name, delimiter
         self.columns: list[str] = next(self._records(), [])
-        if repeated := {name for name in self.columns if self.columns.count(name) > 1}:
+        if not self.columns:
+            raise RequestError(f"{name} holds no header and no rows.", code="empty_file")
+        check_names(self.columns, f"{name}: the header")
+
+    def check_delimiter(self) -> None:
+        """Raises RequestError where the header seems to be parted by something else."""
+        header = self.columns[0]
+        other = next((mark for mark in _OTHER_DELIMITERS if mark in header), None)
+        if len(self.columns) == 1 and other is not None:
+            written = "$'\\t'" if other == "\t" else quote(other)
             raise RequestError(
-                f"{name}: the header repeats {', '.join(map(repr, sorted(repeated)))}.",
+                f"{self._name}: the header is one column, {short(header)!r}. Where {other!r} parts "
+                f"its columns, as Excel writes it in many countries, add: --delimiter {written}",
                 code="invalid_value",
             )
 
@@ -75,15 +101,21 @@ class CsvTable:
 
     def _records(self) -> Iterator[list[str]]:
         csv.field_size_limit(_FIELD_BYTES)
-        with self._path.open(encoding="utf-8-sig", newline="") as file:
+        with (
+            open_input(self._path, self._name) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file,
+        ):
             # Strict: a quote that is never closed would swallow the rest of the file.
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             try:
                 yield from filter(None, reader)
             except (csv.Error, UnicodeDecodeError) as error:
+                cure = ""
+                if isinstance(error, UnicodeDecodeError):
+                    cure = f" Where it is of Windows: {to_utf8('WINDOWS-1252', self._name)}"
                 raise RequestError(
                     f"{self._name}, after line {reader.line_num}: {error}. "
-                    "CSV files are read as UTF-8, with double quotes around values.",
+                    f"CSV files are read as UTF-8, with double quotes around values.{cure}",
                     code="invalid_row",
                 ) from None
 
@@ -93,11 +125,12 @@ class JsonTable:
     """The rows of a file with one JSON object a line."""
 
     path: Path
+    name: str
     unit = "line"
     columns = None
 
     def __iter__(self) -> Iterator[Row]:
-        for number, raw in read_lines(self.path):
+        for number, raw in read_lines(self.path, self.name, open_input):
             try:
                 yield _json_row(number, raw)
             except RequestError as error:
@@ -107,6 +140,7 @@ class JsonTable:
 def _json_row(number: int, raw: bytes) -> Row:
     """Reads a row; where it holds what no file can, that is its fault, and `?` stands there."""
     values = parse_object(raw)
+    _check_keys(raw)
     if b"\\ud" not in raw.lower():
         return Row(number, values, raw=raw)
     written = writable(values)
@@ -119,46 +153,18 @@ def _json_row(number: int, raw: bytes) -> Row:
     return Row(number, written, fault, raw)
 
 
-class ParquetTable:
-    """The rows of a Parquet file."""
-
-    unit = "row"
-
-    def __init__(self, path: Path, name: str) -> None:
-        self._name = name
-        self._file, self.columns = _open_parquet(path, name)
-
-    def __iter__(self) -> Iterator[Row]:
-        number = 0
-        try:
-            for batch in self._file.iter_batches(batch_size=_PARQUET_BATCH):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield Row(number, values)
-        except (OSError, ValueError) as error:  # as text that is not UTF-8, or a broken page
-            raise RequestError(
-                f"{self._name}, after row {number}: {error}", code="invalid_row"
-            ) from None
-
-
-def _open_parquet(path: Path, name: str) -> tuple[Any, list[str]]:
-    """Opens a file and reads the names of its columns."""
-    parquet = needs_pyarrow("pyarrow.parquet")
+def _check_keys(raw: bytes) -> None:
+    """Raises RequestError where an object of the row has a key twice."""
     try:
-        file = parquet.ParquetFile(path)
-        return file, file.schema_arrow.names
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise RequestError(f"{name} is not a Parquet file: {error}", code="invalid_value") from None
+        json.loads(raw, object_pairs_hook=_check_pairs)
+    except RequestError:
+        raise
+    except (ValueError, RecursionError):
+        pass  # numbers and depths that were read another way
 
 
-def needs_pyarrow(module: str) -> Any:
-    """Imports a module of pyarrow; raises RequestError with the remedy where it is missing."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError:
-        raise RequestError(
-            "Parquet needs pyarrow: pip install 'mlx-rq[datasets]'", code="missing_package"
-        ) from None
+def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
+    check_names((name for name, _ in pairs), "The row", code="invalid_row")
 
 
 Table = CsvTable | JsonTable | ParquetTable
@@ -203,7 +209,7 @@ class TemplatedRows:
         if self.id_column is None:
             return f"row-{row.number}"
         value = row.values.get(self.id_column)
-        custom_id = "" if value is None else str(value)
+        custom_id = cell_text(value, self.id_column)
         if not is_id(custom_id):
             raise self._no_id("which holds no text here")
         return custom_id
@@ -220,13 +226,15 @@ def iterate_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the rows of whatever holds rows, as mappings, without importing its library.
 
     Polars frames, pyarrow tables and pandas frames have their own ways; all else (lists,
-    generators, Hugging Face datasets) is iterated.
+    generators, Hugging Face datasets) is iterated. Raises RequestError where columns share a name.
     """
     if hasattr(rows, "iter_rows"):  # polars
         return iter(rows.iter_rows(named=True))
     if hasattr(rows, "to_pylist") and hasattr(rows, "to_batches"):  # pyarrow
-        return (row for batch in rows.to_batches() for row in batch.to_pylist())
+        check_names(rows.schema.names, "'rows': the schema")
+        return (row for batch in rows.to_batches() for row in python_rows(batch))
     if hasattr(rows, "iterrows"):  # pandas
+        check_names(rows.columns, "'rows': the header")
         nulled = rows.astype(object).where(rows.notna(), None)  # NaN, NA and NaT alike
         return iter(nulled.to_dict(orient="records"))
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):

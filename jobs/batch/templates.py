@@ -4,12 +4,12 @@ Only plain column names stand in braces. Nothing of a row is ever evaluated, loo
 formatted by instructions of the template.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
+from mlx_rq.jobs.batch.values import plain_text, utf8
 from mlx_rq.jobs.openai.errors import RequestError
 
 
@@ -46,9 +46,10 @@ class Template:
     def check(self, columns: Collection[str], where: str) -> None:
         """Raises RequestError, naming the columns, where the template asks for others."""
         if missing := [column for column in self.columns if column not in columns]:
+            known = f"Its columns: {', '.join(map(str, columns))}" if columns else "It has none"
             raise RequestError(
                 f"'{self._option}' names {', '.join(map(repr, missing))}, which {where} does not "
-                f"have. Its columns: {', '.join(map(str, columns))}.",
+                f"have. {known}.",
                 code="missing_column",
                 param=missing[0],
             )
@@ -57,7 +58,7 @@ class Template:
         """Puts a row's values in; raises RequestError where the row lacks a column."""
         self.check(row.keys(), "the row")
         return "".join(
-            literal + (_text(row[column]) if column is not None else "")
+            literal + (cell_text(row[column], column) if column is not None else "")
             for literal, column, _, _ in self._parts
         )
 
@@ -84,24 +85,19 @@ class ChatTemplate:
         return {"messages": messages, **self.settings}
 
 
-def _text(value: Any) -> str:
-    """Writes a value as a prompt shows it: text as it is, nothing for null, JSON for the rest.
+def cell_text(value: Any, column: str) -> str:
+    """Writes a value as a prompt shows it: text as it is, nothing for null, JSON for lists.
 
-    Raises RequestError where that cannot be, as where it is nested too deep.
+    Raises RequestError where that cannot be, as where it is nested too deep, or no text.
     """
-    match value:
-        case str():
-            return value
-        case None:
-            return ""
-        case float() if value != value:  # how many tables write null
-            return ""
-        case bool() | list() | dict():
-            try:
-                return json.dumps(value, ensure_ascii=False, default=str)
-            except (ValueError, RecursionError) as error:
-                raise RequestError(
-                    f"A value cannot be written: {error}.", code="invalid_row"
-                ) from None
-        case _:
-            return str(value)
+    if isinstance(value, float) and value != value:  # how many tables write null
+        return ""
+    try:
+        return plain_text(value, utf8)
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"The column {column!r} holds bytes here that are no UTF-8 text: {error}.",
+            code="invalid_row",
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"A value cannot be written: {error}.", code="invalid_row") from None

@@ -2,39 +2,49 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import click
 
-from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Order, Tally
+from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Order
+from mlx_rq.jobs.batch.compression import compress
 from mlx_rq.jobs.batch.dataset import Dataset
-from mlx_rq.jobs.batch.files import Outputs, PipedOutputs
-from mlx_rq.jobs.batch.lines import BatchFile, Source
-from mlx_rq.jobs.batch.state import State, open_state, state_of
-from mlx_rq.jobs.batch.tables import TemplatedRows, needs_pyarrow, open_table
-from mlx_rq.jobs.batch.templates import ChatTemplate, Template
+from mlx_rq.jobs.batch.files import PipedOutputs
+from mlx_rq.jobs.batch.lines import Source
+from mlx_rq.jobs.batch.state import State, open_state
+from mlx_rq.jobs.batch.tally import Tally
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
 from mlx_rq.jobs.queue.options import BATCH_PRIORITY
-from mlx_rq.jobs.queue.prepare import response_format
+from mlx_rq.worker.cli.batch_files import (
+    PIPE,
+    Places,
+    errors_path,
+    open_source_file,
+    places_of,
+    schema_of,
+    source_of,
+)
 from mlx_rq.worker.cli.batch_forecast import forecast
 from mlx_rq.worker.cli.batch_progress import watching
 from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
-from mlx_rq.worker.cli.jobs import parse_parameters
 
-PIPE = "-"
 NOT_FINISHED = 2
 
 _readable = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and (len(value) != 1 or value in '"\r\n'):
+        raise click.BadParameter(f"expected one character, but got {value!r}")
+    return value
 
 
 @click.command()
@@ -43,7 +53,7 @@ _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "-o",
     "--output",
     metavar="OUTPUT",
-    help="Where the answers go: .jsonl, .parquet, .csv, a dataset folder, or - for a pipe.",
+    help="Where answers go: .jsonl or .csv (also .gz, .zst), .parquet, a folder, or - for a pipe.",
 )
 @option("--errors", metavar="FILE", help="Where errors go.", show_default="OUTPUT.errors.jsonl")
 @option("--together", is_flag=True, help="Write errors among the answers.")
@@ -57,6 +67,14 @@ _schema_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option("--model", envvar=None, metavar="ID", help="Which model answers, over what the lines say.")
 @click.option(
     "-p", "--parameter", multiple=True, metavar="NAME=VALUE", help="Any field of all bodies."
+)
+@option(
+    "--delimiter",
+    envvar=None,
+    metavar="CHARACTER",
+    callback=_one_character,
+    help="What parts the values of a CSV file.",
+    show_default="a comma, in .tsv a tab",
 )
 @option("--dry-run", is_flag=True, help="Show the first prompts and what it takes; run nothing.")
 @option(
@@ -75,7 +93,8 @@ def batch(
     """Run a file of requests and write the answers.
 
     INPUT holds OpenAI batch lines, or with --prompt the rows of a table (.csv, .tsv, .jsonl,
-    .parquet); - reads a pipe. Stopped at any moment, the same command goes on where it was.
+    .parquet), compressed (.gz, .zst) or not; - reads a pipe. Stopped at any moment, the same
+    command goes on where it was.
 
     \b
         mlx-rq batch requests.jsonl -o answers.jsonl
@@ -87,11 +106,11 @@ def batch(
     if not dry_run and output is None:
         raise click.UsageError("say where the answers go with -o")
     try:
-        with _input(input_name) as path:
-            source = _source(path, input_name, options)
+        with open_source_file(input_name) as path:
+            source = source_of(path, input_name, options)
             if dry_run or output is None:
-                forecast(source, redis_url=options["redis_url"], as_json=as_json)
-                return
+                _check_outputs(input_name, output, options)
+                sys.exit(forecast(source, _batch_options(options), as_json=as_json))
             tally = _run(source, input_name, output, options, as_json)
     except BrokenPipeError:  # whoever read the answers has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,18 +122,6 @@ def batch(
         _print_error(error, as_json)
         sys.exit(NOT_FINISHED)
     sys.exit(tally.exit_code)
-
-
-@contextmanager
-def _input(name: str) -> Iterator[Path]:
-    """Gives the file to read, which is read more than once: a pipe is written down first."""
-    if name != PIPE:
-        yield Path(name)
-        return
-    with tempfile.NamedTemporaryFile(prefix="mlx-rq-batch-") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-        file.flush()
-        yield Path(file.name)
 
 
 @contextmanager
@@ -133,124 +140,33 @@ def _stopping(batch: Batch) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _source(path: Path, input_name: str, options: Mapping[str, Any]) -> Source:
-    name = "standard input" if input_name == PIPE else input_name
-    settings = {} if options["model"] is None else {"model": options["model"]}
-    # In one order: whoever gives them in another has changed nothing.
-    settings |= dict(sorted(parse_parameters(options["parameter"]).items()))
-    if options["prompt"] is None:
-        for option_name in ("system", "schema", "id_column"):
-            if options[option_name] is not None:
-                flag = f"--{option_name.replace('_', '-')}"
-                raise click.UsageError(f"{flag} goes with --prompt: INPUT then holds rows")
-        if input_name != PIPE and Path(input_name).suffix in (".csv", ".tsv", ".parquet"):
-            raise click.UsageError(f"{name} holds rows: say with --prompt what to ask of each")
-        return BatchFile(path, name, settings)
-    if (schema := _schema(options)) is not None:
-        settings["response_format"] = response_format(schema)
-    system = options["system"]
-    template = ChatTemplate(
-        Template(options["prompt"], "--prompt"),
-        None if system is None else Template(system, "--system"),
-        settings,
-    )
-    suffix = Path(input_name).suffix.lower() if input_name != PIPE else _sniff(path)
-    return TemplatedRows(open_table(path, name, suffix), name, template, options["id_column"])
-
-
-def _sniff(path: Path) -> str:
-    """Tells JSON lines from CSV in what came through a pipe."""
-    with path.open("rb") as file:
-        return ".jsonl" if file.read(16).lstrip(b"\xef\xbb\xbf \r\n").startswith(b"{") else ".csv"
-
-
-def _schema(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    path: Path | None = options["schema"]
-    if path is None:
-        return None
-    try:
-        schema = json.loads(path.read_text("utf-8-sig"))
-    except ValueError as error:
-        raise click.UsageError(f"--schema: {path} is not JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise click.UsageError(f"--schema: {path} is not a JSON object")
-    return schema
-
-
-class _Places(NamedTuple):
-    """Where things are written. A dataset is made of the answers when all are there."""
-
-    answers: Path
-    errors: Path | None
-    state: Path
-    dataset: Path | None
-
-
-def _places(input_name: str, output: str, options: Mapping[str, Any]) -> _Places:
-    path, errors = Path(output), _errors_path(input_name, output, options)
-    if not path.name or not path.parent.is_dir():
-        raise click.UsageError(f"-o: there is no folder {path.parent} to write {output} into")
-    state = state_of(path)
-    if path.suffix == ".jsonl":
-        apart = None if options["together"] else errors or path.with_suffix(".errors.jsonl")
-        for other, name in ((Path(input_name), "INPUT"), (apart, "--errors")):
-            if other is not None and _same(other, path):
-                raise click.UsageError(f"-o and {name} name the same file, {output}")
-        return _Places(path, apart, state, None)
-    if path.suffix not in ("", ".parquet", ".csv"):
-        raise click.UsageError(
-            f"-o: {output} ends in {path.suffix}; known are .jsonl, .parquet, .csv, and no ending "
-            "for a dataset folder"
-        )
-    if errors is not None or options["order"] == "finished":
-        raise click.UsageError("a dataset has its errors in a column, and the order of the input")
-    if any(pair.partition("=")[0] == "n" for pair in options["parameter"]):
-        raise click.UsageError(
-            "a dataset has one answer in a row: leave -p n=… out, or take .jsonl"
-        )
-    if path.exists() and not state.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise click.UsageError(f"{output} is there already: choose another name, or move it away")
-    return _Places(path.with_name(f"{path.name}.answers.jsonl"), None, state, path)
-
-
-def _errors_path(input_name: str, output: str, options: Mapping[str, Any]) -> Path | None:
-    """Says where --errors wants the errors; None where it was not given."""
-    if options["errors"] is None:
-        return None
-    path = Path(options["errors"])
-    if not path.name or not path.parent.is_dir():
-        raise click.UsageError(f"--errors: there is no folder {path.parent} to write {path} into")
-    if path.is_dir() or (output != PIPE and path.exists() and not path.is_file()):
-        raise click.UsageError(f"--errors: {path} is there already and no regular file")
-    if _same(path, Path(input_name)):
-        raise click.UsageError(f"--errors and INPUT name the same file, {path}")
-    return path
-
-
-def _same(one: Path, other: Path) -> bool:
-    if one.exists() and other.exists():
-        return one.samefile(other)
-    return one.resolve() == other.resolve()
+def _check_outputs(input_name: str, output: str | None, options: Mapping[str, Any]) -> None:
+    """Refuses what a run would refuse of its outputs, and leaves them as they are."""
+    if output == PIPE:
+        PipedOutputs(sys.stdout.buffer, errors_path(input_name, output, options)).check(ours=False)
+    elif output is not None:
+        places_of(input_name, output, options).check()
 
 
 def _run(
     source: Source, input_name: str, output: str, options: Mapping[str, Any], as_json: bool
 ) -> Tally:
     if output == PIPE:
-        piped = PipedOutputs(sys.stdout.buffer, _errors_path(input_name, output, options))
+        piped = PipedOutputs(sys.stdout.buffer, errors_path(input_name, output, options))
         batch = Batch(source, piped, State(), _batch_options(options))
         _run_batch(batch, options)
         _print_summary(batch, None, as_json, to_stderr=True)
         return batch.tally
-    places = _places(input_name, output, options)
-    if places.dataset is not None and places.dataset.suffix != ".csv":
-        needs_pyarrow("pyarrow")  # before a night's work, not after
+    places = places_of(input_name, output, options)
+    places.check_packages()  # before a night's work, not after
     with open_state(places.state, output) as state:
-        outputs = Outputs(places.answers, places.errors)
-        batch = Batch(source, outputs, state, _batch_options(options))
+        batch = Batch(source, places.outputs(), state, _batch_options(options))
         _run_batch(batch, options)
-        if places.dataset is not None and batch.tally.exit_code != NOT_FINISHED:
-            Dataset(source, places.answers, _schema(options)).write(places.dataset)
+        if batch.tally.exit_code != NOT_FINISHED:
+            if places.dataset is not None:
+                Dataset(source, places.answers, schema_of(options)).write(places.dataset)
+            if places.compressed is not None:
+                compress(places.answers, places.compressed)
     _print_summary(batch, places, as_json, to_stderr=False)
     return batch.tally
 
@@ -278,7 +194,7 @@ def _batch_options(options: Mapping[str, Any]) -> BatchOptions:
     )
 
 
-def _print_summary(batch: Batch, places: _Places | None, as_json: bool, *, to_stderr: bool) -> None:
+def _print_summary(batch: Batch, places: Places | None, as_json: bool, *, to_stderr: bool) -> None:
     tally, usage = batch.tally, batch.flight.usage
     if not as_json:
         click.echo(tally, err=to_stderr)

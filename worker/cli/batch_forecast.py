@@ -1,44 +1,63 @@
 """What a batch would take, told before it runs: `mlx-rq batch --dry-run`."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
 
+from mlx_rq.jobs.batch.batch import BatchOptions
+from mlx_rq.jobs.batch.check import checked
 from mlx_rq.jobs.batch.lines import Source, read_request
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL, Request
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.workers import workers_for
 from mlx_rq.worker.cli.batch_progress import duration
 from mlx_rq.worker.cli.common import print_json
 from mlx_rq.worker.cli.distinct_text import DistinctText
+from mlx_rq.worker.cli.local_model import LocalModel, find_local_model
 
 SAMPLE = 1000
 """Lines that are counted in tokens; the others are taken to be like them."""
 
-_SHOWN_PROMPTS = 3
+_SHOWN = 3
+"""Prompts and refusals that are told."""
+
+_SHOWN_CHARACTERS = 500
+"""Of a prompt's beginning, and of its end."""
+
 _CHARACTERS_PER_TOKEN = 4
 
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What is to be expected. Tokens are `counted`, or estimated from characters.
+class Refusal:
+    """Why a line would end with an error."""
 
-    `distinct_share` is the part of all prompt tokens that is left when every shared beginning is
-    computed once; of more lines than are counted, it is that of their text. `answer_tokens` and
-    `seconds` are None where no worker has shown its speed.
+    number: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is to be expected. `refused` are the first lines that would end with an error.
+
+    Tokens are `counted`, or estimated from characters. `distinct_share` is the part of all prompt
+    tokens that is left when every shared beginning is computed once; of more lines than are
+    counted, it is that of their text. `answer_tokens` and `seconds` are None where no worker has
+    shown its speed.
     """
 
     lines: int
     errors: dict[str, int]
+    refused: list[Refusal]
     prompt_tokens: int
     distinct_share: float
     counted: bool
@@ -46,38 +65,76 @@ class Forecast:
     seconds: float | None
 
 
-def forecast(source: Source, *, redis_url: str | None, as_json: bool) -> None:
-    """Prints the first prompts, the tokens, the share that is distinct, and the time expected."""
-    requests: list[Request] = []
-    numbers: list[int] = []
-    errors: Counter[str] = Counter()
-    text = DistinctText()
-    lines = 0
-    for line in source:
+def forecast(source: Source, options: BatchOptions, *, as_json: bool) -> int:
+    """Prints the first prompts and refusals, the tokens, and the time expected.
+
+    Raises RequestError where a run would, before it began. Returns the exit code that a run would
+    have which answers all else: 1 where lines are refused.
+    """
+    lines, refusals, text = 0, _Refusals(), DistinctText()
+    sample: list[_Sampled] = []
+    for line in checked(source, skip_bad_lines=options.skip_bad_lines):
         lines += 1
         try:
             request = read_request(line)
         except RequestError as error:
-            errors[error.code or "invalid_request_error"] += 1
+            refusals.add(line.number, error)
             continue
         generated_from = request.generated_from()
         text.add(generated_from.plain_text)
-        if len(requests) < SAMPLE:
-            requests.append(generated_from)
-            numbers.append(line.number)
-    workers = _workers(requests, redis_url)
-    expected = _expect(lines, dict(errors.most_common()), requests, text, workers)
+        if len(sample) < SAMPLE:
+            sample.append(_Sampled(line.number, request, generated_from))
+    workers = _workers(sample, options.redis_url)
+    model = _model(sample, workers)
+    prompts = list(_prompts(sample, model, refusals))
+    requests = [sampled.generated_from for sampled in sample if sampled.prompts]
+    expected = _expect(lines, refusals, requests, prompts, model is not None, text, workers)
     if as_json:
         print_json(asdict(expected))
-        return
-    for number, request in zip(numbers[:_SHOWN_PROMPTS], requests, strict=False):
-        click.echo(f"--- {source.unit} {number} ---\n{request.plain_text}\n")
-    _print(expected, source.unit)
+    else:
+        for one in [one for one in sample if one.prompts][:_SHOWN]:
+            click.echo(
+                f"--- {source.unit} {one.number} ---\n{_cut(one.generated_from.plain_text)}\n"
+            )
+        _print(expected, source.unit)
+    return 1 if refusals.codes else 0
 
 
-def _workers(requests: Sequence[Request], redis_url: str | None) -> list[dict[str, Any]]:
+@dataclass
+class _Sampled:
+    """A request that is looked at closely; `prompts` counts those that a worker would take."""
+
+    number: int
+    request: JobRequest
+    generated_from: Request
+    prompts: int = 0
+
+
+class _Refusals:
+    """Lines that would end with an error: how many of which, and why the first ones."""
+
+    def __init__(self) -> None:
+        self.codes: Counter[str] = Counter()
+        self.first: list[Refusal] = []
+
+    def add(self, number: int, error: RequestError) -> None:
+        code = error.code or "invalid_request_error"
+        self.codes[code] += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(Refusal(number, code, str(error)))
+
+
+def _cut(text: str) -> str:
+    """Shows the beginning and the end of a prompt that is long."""
+    if len(text) <= 2 * _SHOWN_CHARACTERS:
+        return text
+    left_out = len(text) - 2 * _SHOWN_CHARACTERS
+    return f"{text[:_SHOWN_CHARACTERS]}\n[… {left_out:,} characters …]\n{text[-_SHOWN_CHARACTERS:]}"
+
+
+def _workers(sample: Sequence[_Sampled], redis_url: str | None) -> list[dict[str, Any]]:
     """Finds the live workers that would take the first request; none where there is no Redis."""
-    model = (requests[0].model if requests else None) or ANY_MODEL
+    model = (sample[0].generated_from.model if sample else None) or ANY_MODEL
     connection = connect(redis_url)
     try:
         with reachable(connection):
@@ -86,64 +143,55 @@ def _workers(requests: Sequence[Request], redis_url: str | None) -> list[dict[st
         return []
 
 
+def _model(sample: Sequence[_Sampled], workers: Sequence[Mapping[str, Any]]) -> LocalModel | None:
+    """Finds the model that would answer, if it lies on this machine."""
+    named = [sampled.generated_from.model for sampled in sample[:1]]
+    models = [model for model in named if model not in (None, ANY_MODEL)]
+    models += [worker["model"] for worker in workers]
+    return find_local_model(str(models[0])) if models else None
+
+
+def _prompts(
+    sample: Sequence[_Sampled], model: LocalModel | None, refusals: _Refusals
+) -> Iterator[Prompt]:
+    """Yields the prompts of requests as tokens, or as text where there is no tokenizer."""
+    for sampled in sample:
+        prompts: Sequence[Prompt] = [sampled.generated_from.plain_text]
+        if model is not None:
+            try:
+                prompts = model.prompts(sampled.request, sampled.generated_from)
+            except RequestError as error:
+                refusals.add(sampled.number, sampled.request.restated(error))
+                continue
+        sampled.prompts = len(prompts)
+        yield from prompts
+
+
 def _expect(
     lines: int,
-    errors: dict[str, int],
+    refusals: _Refusals,
     requests: Sequence[Request],
+    prompts: Sequence[Prompt],
+    counted: bool,
     text: DistinctText,
     workers: Sequence[Mapping[str, Any]],
 ) -> Forecast:
-    models = [request.model for request in requests[:1] if request.model not in (None, ANY_MODEL)]
-    models += [worker["model"] for worker in workers]
-    tokenizer = _tokenizer(models[0]) if models else None
-    prompts = [prompt for request in requests for prompt in _prompts(request, tokenizer)]
-    per_token = 1 if tokenizer is not None else _CHARACTERS_PER_TOKEN
     length, distinct = count_distinct(prompts)
-    runnable = lines - sum(errors.values())
+    per_token = 1 if counted else _CHARACTERS_PER_TOKEN
+    runnable = lines - refusals.codes.total()
     prompt_tokens = round(length / per_token * runnable / max(1, len(requests)))
     share = distinct / length if length and runnable <= SAMPLE else text.share
     answer = _answer_tokens(requests, workers)
     return Forecast(
         lines=lines,
-        errors=errors,
+        errors=dict(refusals.codes.most_common()),
+        refused=refusals.first,
         prompt_tokens=prompt_tokens,
         distinct_share=share,
-        counted=tokenizer is not None,
+        counted=counted,
         answer_tokens=None if answer is None else round(answer * runnable),
         seconds=_seconds(prompt_tokens * share, answer, runnable, workers),
     )
-
-
-def _tokenizer(model: str) -> Any:
-    """Loads the tokenizer of a model that lies on this machine; None without it or the engine."""
-    try:
-        from huggingface_hub import snapshot_download
-        from mlx_lm.utils import load_tokenizer
-
-        from mlx_rq.engine.models.load import KNOWN_MODELS, find_pulled
-    except ModuleNotFoundError:
-        return None
-    try:
-        path = find_pulled(model) if model in KNOWN_MODELS else Path(model)
-        if path is not None and not path.is_dir():
-            path = Path(snapshot_download(model, local_files_only=True))
-        return None if path is None else load_tokenizer(path)
-    except (OSError, ValueError):  # not here, or not a model; the hub's errors are among these
-        return None
-
-
-def _prompts(request: Request, tokenizer: Any) -> Sequence[Prompt]:
-    """Gives the prompts of a request as tokens, or without a tokenizer as text."""
-    if tokenizer is None:
-        return [request.plain_text]
-    from mlx_rq.engine.formats.model_format import model_format_of
-    from mlx_rq.engine.prompts.render import render
-
-    try:
-        # All of its tokens: `vocab_size` leaves out those that templates write.
-        return render(request, tokenizer, len(tokenizer), model_format_of(tokenizer))
-    except RequestError:
-        return []  # the worker will say so
 
 
 def count_distinct(prompts: Sequence[Prompt]) -> tuple[int, int]:
@@ -191,6 +239,8 @@ def _seconds(
 
 
 def _print(expected: Forecast, unit: str) -> None:
+    for refusal in expected.refused:
+        click.echo(f"{unit} {refusal.number}: {refusal.code}: {refusal.message}")
     refused = ", ".join(f"{count:,} {code}" for code, count in expected.errors.items())
     click.echo(f"{expected.lines:,} {unit}s{', would be refused: ' if refused else ''}{refused}")
     how = "" if expected.counted else ", estimated from characters"

@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from mlx_rq.jobs.batch.batch import Batch, Tally
+from mlx_rq.jobs.batch.batch import Batch
+from mlx_rq.jobs.batch.tally import Tally
 
 LINE_SECONDS = 10.0
 """How often a line is printed where there is no terminal."""

@@ -14,6 +14,7 @@ import yaml
 
 from mlx_rq import RequestError
 from mlx_rq.jobs.batch import dataset as datasets_out
+from mlx_rq.jobs.batch import parquet_writer
 from mlx_rq.jobs.batch.dataset import Dataset
 from mlx_rq.jobs.batch.lines import Line
 from mlx_rq.jobs.batch.records import Ended, encode_record, record
@@ -212,7 +213,7 @@ class TestParquet:
     def test_a_column_has_one_type_for_all_its_values(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(datasets_out, "PART_ROWS", 1)  # types differ from part to part
+        monkeypatch.setattr(parquet_writer, "PART_ROWS", 1)  # types differ from part to part
         rows: list[dict[str, Any]] = [
             {"number": 1, "mixed": 1, "late": None, "big": 1, "nothing": None, "nested": {"a": 1}},
             {"number": 2.5, "mixed": "é", "late": "x", "big": 2**70, "nested": {"b": None}},

@@ -169,6 +169,8 @@ class Polars:
 class Pandas:
     """As much of a pandas frame as matters; iterated, it gives the names of its columns."""
 
+    columns = ("a",)
+
     def __iter__(self) -> Any:
         return iter(["a"])
 
