@@ -18,6 +18,7 @@ from fakes import FakeEngine, answer, eventually
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.batch import files as batch_files
 from mlx_rq.jobs.batch.lines import Line, read_request
+from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
@@ -49,6 +50,17 @@ def full_disk_at(custom_id: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_files, "encode_record", full)
         yield
+
+
+def answered(line: Line, text: str, finish_reason: str = "stop") -> Ended:
+    """A line with the chat completion that came of it."""
+    response = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "choices": [{"message": {"content": text}, "finish_reason": finish_reason}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 7},
+    }
+    return Ended(line, response, "1" * 32)
 
 
 def refusal(line: Line) -> RequestError | None:

@@ -11,6 +11,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from batch_helpers import answered
 
 from mlx_rq import RequestError
 from mlx_rq.jobs.batch import dataset as datasets_out
@@ -49,16 +50,6 @@ def source_of(tmp_path: Path, rows: list[dict[str, Any]]) -> TemplatedRows:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     template = ChatTemplate(Template("x", "--prompt"), None, {})
     return TemplatedRows(open_table(path, path.name, path.suffix), path.name, template)
-
-
-def answered(line: Line, text: str, finish_reason: str = "stop") -> Ended:
-    response = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "choices": [{"message": {"content": text}, "finish_reason": finish_reason}],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 7},
-    }
-    return Ended(line, response, "1" * 32)
 
 
 def failed(line: Line) -> Ended:

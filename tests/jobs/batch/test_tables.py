@@ -1,9 +1,12 @@
 """Rows from files and from tables in memory."""
 
+import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -54,6 +57,15 @@ class TestCsv:
             (b'a,b\n1,"2\n3,4\n', "rows.csv, after line 3"),
             (b"a,b\n1,\xe9\n", "UTF-8"),
             (b"a,b,a\n1,2,3\n", "repeats 'a'"),
+            (b"", "holds no header"),
+            (b"a;b\n1;2\n", "add: --delimiter ';'"),
+            (b"a\tb\n1\t2\n", r"add: --delimiter \$'\\t'"),
+            ("a,b\n1,2\n".encode("utf-16"), "is UTF-16, .* iconv -f UTF-16 -t UTF-8"),
+            ("a,b\n1,2\n".encode("utf-16-le"), "is UTF-16LE, .* iconv -f UTF-16LE -t UTF-8"),
+            ("a,b\n1,2\n".encode("utf-16-be"), "is UTF-16BE, .* iconv -f UTF-16BE -t UTF-8"),
+            ("a,b\n1,é\n".encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8"),
+            (gzip.compress(b"a,b\n1,2\n")[:-9], "is damaged"),
+            (pa.compress(b"a,b\n1,2\n", "zstd", asbytes=True)[:-3], "is damaged"),
         ],
     )
     def test_a_file_that_cannot_be_read_right_is_refused(
@@ -63,6 +75,29 @@ class TestCsv:
         path.write_bytes(content)
         with pytest.raises(RequestError, match=words):
             rows_of(path)
+
+    def test_what_parts_the_values_may_be_said(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv"
+        path.write_text("a;b\n1,5;2\n")
+        table = open_table(path, path.name, ".csv", ";")
+        assert [dict(row.values) for row in table] == [{"a": "1,5", "b": "2"}]
+        assert [dict(row.values) for row in open_table(path, path.name, ".csv", ",")] == [
+            {"a;b": "1"}
+        ]
+
+    @pytest.mark.parametrize("pack", [gzip.compress, partial(pa.compress, codec="zstd")])
+    @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+    def test_compressed_files_are_read(self, tmp_path: Path, pack: Any, suffix: str) -> None:
+        path = tmp_path / "rows"
+        texts = (
+            ("a,b\n1,é\n", "2,y\n")
+            if suffix == ".csv"
+            else ('{"a": "1", "b": "é"}\n', '{"a": "2", "b": "y"}')
+        )
+        # In two members, as `cat` of two files has them.
+        path.write_bytes(b"".join(bytes(pack(text.encode())) for text in texts))
+        rows = [dict(row.values) for row in open_table(path, path.name, suffix)]
+        assert rows == [{"a": "1", "b": "é"}, {"a": "2", "b": "y"}]
 
     def test_a_missing_column_is_named_before_any_row_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.csv"
@@ -80,6 +115,17 @@ class TestJsonLines:
             (1, None),
             (3, "missing_column"),
             (4, "invalid_json_line"),
+        ]
+
+    def test_a_key_that_occurs_twice_is_an_error_of_its_row(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"a": 1, "a": 2}\n{"a": {"b": 1, "b": 2}}\n{"a": 1}\n{}\n')
+        faults = [str(line.fault) for line in templated(path, "{a}")]
+        assert faults == [
+            "The row repeats 'a'.",
+            "The row repeats 'b'.",
+            "None",
+            "'--prompt' names 'a', which the row does not have. It has none.",
         ]
 
     def test_half_of_a_surrogate_pair_anywhere_is_an_error_of_its_row(self, tmp_path: Path) -> None:
@@ -122,6 +168,21 @@ class TestParquet:
             " ",
         ]
 
+    def test_a_name_that_occurs_twice_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+        with pytest.raises(RequestError, match=r"rows\.parquet: the schema repeats 'a'"):
+            rows_of(path)
+
+    def test_text_that_is_stored_as_bytes_is_read_or_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table({"a": [b"M\xc3\xbcller", b"\xff"]}), path)
+        one, two = templated(path, "{a}", "a")
+        assert (one.body["messages"][0]["content"], one.custom_id) == ("Müller", "Müller")
+        assert two.fault is not None
+        assert "The column 'a' holds bytes here that are no UTF-8 text" in str(two.fault)
+        assert [line.fault for line in templated(path, "x")] == [None, None]
+
     def test_text_that_is_not_utf8_is_an_error_of_the_file(self, tmp_path: Path) -> None:
         bad = pa.array([b"fine", b"\xff\xfe"], pa.binary()).view(pa.string())
         path = tmp_path / "rows.parquet"
@@ -134,6 +195,14 @@ class TestParquet:
         path.write_text("no parquet at all")
         with pytest.raises(RequestError, match="is not a Parquet file"):
             rows_of(path)
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".ods"])
+def test_a_workbook_is_refused_with_the_way(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(
+        RequestError, match=f"soffice --headless --convert-to csv 'my rows{suffix}'"
+    ):
+        open_table(tmp_path / f"my rows{suffix}", f"my rows{suffix}", suffix)
 
 
 def test_another_ending_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
@@ -218,6 +287,18 @@ class TestTablesInMemory:
     )
     def test_all_give_the_same_rows(self, rows: Any) -> None:
         assert list(iterate_rows(rows)) == [{"a": 1}, {"a": 2}]
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            pandas.DataFrame([[1, 2]], columns=["a", "a"]),
+            pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]),
+        ],
+        ids=["pandas", "pyarrow"],
+    )
+    def test_a_name_that_occurs_twice_is_refused(self, rows: Any) -> None:
+        with pytest.raises(RequestError, match=r"'rows': the \w+ repeats 'a'"):
+            iterate_rows(rows)
 
     @pytest.mark.parametrize("rows", [{"a": [1, 2]}, 7])
     def test_what_has_no_rows_is_refused(self, rows: Any) -> None:

@@ -1,13 +1,16 @@
 """The command `mlx-rq batch`: killed, stopped, piped, and used wrongly."""
 
 import csv
+import gzip
 import io
 import json
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from batch_helpers import (
@@ -27,6 +30,7 @@ from batch_helpers import (
 )
 from click.testing import CliRunner, Result
 from fakes import CASES, FakeEngine, StartWorker, eventually, failure
+from models import quick_smollm2_folder
 from redis import Redis
 
 from mlx_rq.jobs.queue.keys import queue_name
@@ -34,6 +38,19 @@ from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.cli.main import main
 
 ROWS = 60
+
+
+def packed(text: bytes, ending: str) -> bytes:
+    """Compresses as a file's ending says."""
+    return gzip.compress(text) if ending == ".gz" else pa.compress(text, "zstd", asbytes=True)
+
+
+def unpacked(path: Path) -> str:
+    """Reads a compressed file."""
+    if path.suffix == ".gz":
+        return gzip.decompress(path.read_bytes()).decode()
+    with pa.input_stream(path, compression="zstd") as file:
+        return str(file.read(), "utf-8")
 
 
 class PacedEngine(FakeEngine):
@@ -224,6 +241,54 @@ class TestAnOrdinaryRun:
         assert [record["custom_id"] for record in records] == ["r0", "r1", "r2"]
         assert result.stderr.endswith("3 in: 3 answered, 0 errors, 0 missing\n")
 
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    def test_compressed_in_and_out_and_again(
+        self, tmp_path: Path, start_worker: StartWorker, ending: str
+    ) -> None:
+        worker = start_worker(FakeEngine(answer_with=echo))
+        lines = [*batch_lines(2), batch_line("bad", temperature=200)]
+        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        source, output = tmp_path / f"in.jsonl{ending}", tmp_path / f"out.jsonl{ending}"
+        source.write_bytes(packed(text, ending))
+
+        result = run(source, "-o", output)
+
+        assert (result.exit_code, result.stdout) == (
+            1,
+            "3 in: 2 answered, 1 error (1 decimal_above_max_value), 0 missing\n",
+        )
+        records = [json.loads(line) for line in unpacked(output).splitlines()]
+        assert [record["custom_id"] for record in records] == ["r0", "r1"]
+        (error,) = read_jsonl(tmp_path / "out.errors.jsonl")
+        assert error["custom_id"] == "bad"
+        before = output.read_bytes()
+        assert run(source, "-o", output).exit_code == 1
+        assert (output.read_bytes(), len(worker.engine.added)) == (before, 2)
+
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    def test_rows_may_be_compressed(
+        self, tmp_path: Path, start_worker: StartWorker, ending: str
+    ) -> None:
+        start_worker(FakeEngine(answer_with=echo))
+        source, output = tmp_path / f"rows.csv{ending}", tmp_path / f"out.csv{ending}"
+        source.write_bytes(packed(TABLE.encode(), ending))
+        result = run(source, "--prompt", PROMPT, "-o", output)
+        assert result.exit_code == 0, result.stderr
+        first = next(csv.DictReader(io.StringIO(unpacked(output))))
+        assert (first["product"], first["answer"]) == (
+            "tea",
+            "You said: Write a short review of tea",
+        )
+
+    def test_no_line_is_cut_by_whoever_splits_at_other_line_ends(
+        self, tmp_path: Path, start_worker: StartWorker
+    ) -> None:
+        said = "a\u2028b\u2029c\x85d\x0be\x0cf\x1c"
+        start_worker(FakeEngine(answer_with=lambda task: says(said, task)))
+        output = tmp_path / "out.jsonl"
+        assert run(write_jsonl(tmp_path / "in.jsonl", batch_lines(2)), "-o", output).exit_code == 0
+        assert contents(output) == {"r0": said, "r1": said}
+
     def test_settings_go_into_every_body(self, tmp_path: Path, start_worker: StartWorker) -> None:
         worker = start_worker(FakeEngine("tiny", answer_with=echo))
         source = write_jsonl(tmp_path / "in.jsonl", batch_lines(2))
@@ -413,6 +478,80 @@ class TestADryRun:
         result = run(CASES / "bad_parameters.jsonl", "--dry-run")
         assert "10 lines, would be refused: 2 " in result.stdout
 
+    def test_ends_as_the_run_would_where_all_lines_are_refused(
+        self, tmp_path: Path, redis_url: str
+    ) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", [batch_line("a", temperature=200, top_p=7)])
+        result = run(source, "--dry-run")
+        assert result.exit_code == run(source, "-o", tmp_path / "out.jsonl").exit_code == 1
+        (error,) = read_jsonl(tmp_path / "out.errors.jsonl")
+        message = error["response"]["body"]["error"]["message"]
+        assert f"line 1: decimal_above_max_value: {message}\n" in result.stdout
+
+    @pytest.mark.parametrize("case", ["one_bad_line.jsonl", "duplicate_custom_id.jsonl"])
+    def test_refuses_an_input_as_the_run_does(
+        self, tmp_path: Path, redis_url: str, case: str
+    ) -> None:
+        dry = run(CASES / case, "--dry-run")
+        wet = run(CASES / case, "-o", tmp_path / "out.jsonl")
+        assert (dry.exit_code, dry.stderr) == (wet.exit_code, wet.stderr)
+        assert wet.exit_code == 2
+        assert run(CASES / "one_bad_line.jsonl", "--dry-run", "--skip-bad-lines").exit_code == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("-o", "out.xlsx"), "ends in .xlsx"),
+            (("-o", "taken.parquet"), "is there already"),
+            (("-o", "taken.jsonl"), "its line 1 is no record of a batch"),
+            (("-o", "-", "--errors", "taken.jsonl"), "its line 1 is no record of a batch"),
+            (("--timeout", "-1"), "Invalid 'timeout'"),
+        ],
+    )
+    def test_refuses_outputs_and_options_as_the_run_does(
+        self,
+        rows: Path,
+        redis_url: str,
+        monkeypatch: pytest.MonkeyPatch,
+        arguments: tuple[str, ...],
+        words: str,
+    ) -> None:
+        monkeypatch.chdir(rows.parent)
+        for name in ("taken.parquet", "taken.jsonl"):
+            Path(name).write_text("precious\n")
+        dry = run("rows.csv", "--prompt", "x", *arguments, "--dry-run")
+        assert (dry.exit_code, words in dry.stderr) == (2, True)
+        assert len(list(rows.parent.iterdir())) == 3
+        if "-o" in arguments:
+            wet = run("rows.csv", "--prompt", "x", *arguments)
+            assert (wet.exit_code, wet.stderr) == (dry.exit_code, dry.stderr)
+
+    def test_shows_the_ends_of_long_prompts(self, tmp_path: Path, nobody_listens: str) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", [batch_line("a", "x" * 5000 + "The end.")])
+        result = run(source, "--dry-run", "--redis-url", nobody_listens)
+        assert "x\n[… 4,014 characters …]\nx" in result.stdout
+        assert "The end.\n" in result.stdout
+        assert len(result.stdout) < 1500
+
+    def test_refuses_what_the_model_would_and_warns_of_nothing_else(
+        self, tmp_path: Path, nobody_listens: str
+    ) -> None:
+        said: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = said.append  # type: ignore[method-assign]
+        logging.getLogger("transformers").addHandler(handler)
+        lines = [batch_line("a", "x " * 9000), batch_line("b", "x", max_completion_tokens=9000)]
+        source = write_jsonl(tmp_path / "in.jsonl", [*lines, batch_line("c")])
+        model = quick_smollm2_folder()
+        result = run(source, "--dry-run", "--model", model, "--redis-url", nobody_listens)
+        logging.getLogger("transformers").removeHandler(handler)
+        assert (result.exit_code, result.stderr, said) == (1, "", [])
+        assert "3 lines, would be refused: 2 context_length_exceeded\n" in result.stdout
+        assert "line 1: context_length_exceeded: This model's maximum context length" in (
+            result.stdout
+        )
+        assert "--- line 3 ---" in result.stdout
+
 
 class TestUsedWrongly:
     @pytest.mark.parametrize(
@@ -420,6 +559,8 @@ class TestUsedWrongly:
         [
             ((), "say where the answers go with -o"),
             (("-o", "out.xlsx", "--prompt", "x"), "out.xlsx ends in .xlsx"),
+            (("-o", "out.parquet.gz", "--prompt", "x"), "out.parquet.gz ends in .parquet.gz"),
+            (("-o", "out.jsonl", "--prompt", "x", "--delimiter", "::"), "expected one character"),
             (
                 ("-o", "nowhere/out.jsonl", "--prompt", "x"),
                 "no folder nowhere",
