@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mlx_rq.jobs.batch.check import checked
-from mlx_rq.jobs.batch.files import Done, Outputs
+from mlx_rq.jobs.batch.done import Done
+from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.flight import DEFAULT_WINDOW, Flight
 from mlx_rq.jobs.batch.lines import Line, Source
 from mlx_rq.jobs.batch.records import Ended

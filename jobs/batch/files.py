@@ -7,11 +7,11 @@ line that changed, is appended. `tidy` then leaves exactly one record for each l
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from mlx_rq.files import sync, sync_path, temporary
+from mlx_rq.jobs.batch.done import Done
 from mlx_rq.jobs.batch.lines import Source, input_changed
 from mlx_rq.jobs.batch.records import (
     Ended,
@@ -23,29 +23,6 @@ from mlx_rq.jobs.batch.records import (
     record,
 )
 from mlx_rq.jobs.openai.errors import RequestError
-
-
-class Failure(NamedTuple):
-    """The last error of a line, and the job that ended in it (empty: it never became one)."""
-
-    code: str
-    job_id: str
-
-
-@dataclass
-class Done:
-    """What the files of earlier runs hold: which lines have answers, and which have errors."""
-
-    answered: set[bytes] = field(default_factory=set)
-    failed: dict[bytes, Failure] = field(default_factory=dict)
-
-    def add(self, stored: Stored) -> None:
-        """Counts a record. An answer stands, whatever else there is of its line."""
-        if stored.code is None:
-            self.answered.add(stored.fingerprint)
-            self.failed.pop(stored.fingerprint, None)
-        elif stored.fingerprint not in self.answered:
-            self.failed[stored.fingerprint] = Failure(stored.code, stored.job_id)
 
 
 class Outputs:
