@@ -16,7 +16,7 @@ may be written with them.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -146,8 +146,7 @@ def _plain(message: Message) -> dict[str, Any]:
             ]
     elif message.role == "tool":
         plain["tool_call_id"] = message.tool_call_id
-        return plain
-    if message.name is not None:
+    if message.name:
         plain["name"] = message.name
     return plain
 
@@ -208,17 +207,46 @@ def _apply_template(
         )
         return str(text)
 
-    try:
-        return apply(messages)
-    except Exception as refusal:  # a template is a program of somebody else's
+    refusals = []
+    for conversation in _forms(messages):
         try:
-            return apply(_folded(messages))
-        except Exception:
-            raise RequestError(
-                f"Invalid 'messages': the model's chat template refuses them: {refusal}.",
-                code="invalid_value",
-                param="messages",
-            ) from None
+            return apply(conversation)
+        except Exception as refusal:  # a template is a program of somebody else's
+            refusals.append(refusal)
+    raise RequestError(
+        f"Invalid 'messages': the model's chat template refuses them: {refusals[0]}.",
+        code="invalid_value",
+        param="messages",
+    )
+
+
+def _forms(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """Yields the forms in which a template may take a conversation, the usual one first."""
+    folded = _folded(messages)
+    for conversation in (messages, folded):
+        yield conversation
+        if any(message.get("tool_calls") for message in messages):
+            # Some parse the arguments themselves: that of DeepSeek V3.2 in mlx-lm.
+            yield [_with_arguments_as_text(message) for message in conversation]
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    if not calls:
+        return message
+    texts = [
+        call["arguments"]
+        if isinstance(call["arguments"], str)
+        else json.dumps(call["arguments"], ensure_ascii=False)
+        for call in calls
+    ]
+    return {
+        **message,
+        "tool_calls": [
+            {**call, "function": {**call["function"], "arguments": text}}
+            for call, text in zip(message["tool_calls"], texts, strict=True)
+        ],
+    }
 
 
 _CALL = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}

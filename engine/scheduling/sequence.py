@@ -232,7 +232,7 @@ def _sampling(request: Request, vocabulary: int) -> SamplingParams:
     }
     biases = []
     for token, bias in (request.logit_bias or {}).items():
-        if not token.isascii() or not token.isdigit() or int(token) >= vocabulary:
+        if int(token) >= vocabulary:
             raise RequestError(
                 f"Invalid key in 'logit_bias': {token[:40]!r}. Expected the id of a token, "
                 f"0 to {vocabulary - 1}.",

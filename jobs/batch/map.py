@@ -10,6 +10,7 @@ from mlx_rq.jobs.batch.tables import ROW_URL, iterate_rows
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
 from mlx_rq.jobs.openai.answers import Schema, text_of, value_of
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError
+from mlx_rq.jobs.openai.plain import plain
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.queue.options import (
     BATCH_PRIORITY,
@@ -55,7 +56,9 @@ def map(
             code="integer_below_min_value",
             param="concurrency",
         )
-    settings = fields if schema is None else {**fields, "response_format": response_format(schema)}
+    settings = plain(fields)
+    if schema is not None:
+        settings["response_format"] = response_format(schema)
     template = ChatTemplate(
         Template(prompt, "prompt"), Template(system, "system") if system else None, settings
     )

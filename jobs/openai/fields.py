@@ -1,12 +1,25 @@
 """What the fields of every kind of body are made of."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Set
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+CalledName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+"""What a model called: other servers take more names than `Name` for their functions."""
+
+SpeakerName = Annotated[str, StringConstraints(max_length=64)]
+"""Who said something, in any script."""
+
 TokenId = Annotated[int, Field(ge=0)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Metadata = Annotated[
@@ -71,3 +84,20 @@ class Strict(BaseModel):
     """Refuses unknown fields and does not turn `"1"` into 1."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class History(Strict):
+    """A part of what was said before, as some client or server wrote it.
+
+    What these are known to write beside, and no prompt has a place for, is `left_out`. Any other
+    unknown field is refused: it may be one that was meant and is misspelt.
+    """
+
+    left_out: ClassVar[Set[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or cls.left_out.isdisjoint(value):
+            return value
+        return {name: one for name, one in value.items() if name not in cls.left_out}

@@ -5,9 +5,10 @@ Source: OpenAI's API reference for responses (names, ranges, defaults).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from mlx_rq.jobs.openai.fields import Name, Strict, string_or_array
+from mlx_rq.jobs.openai.fields import CalledName, History, Name, Strict, string_or_array
+from mlx_rq.jobs.openai.messages import RefusalPart
 from mlx_rq.jobs.openai.structured import (
     JsonObjectFormat,
     ReasoningEffort,
@@ -18,24 +19,13 @@ from mlx_rq.jobs.openai.structured import (
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Strict):
+class TextPart(History):
     """A part of a message: what a user sends, or what an answer carries."""
+
+    left_out = frozenset({"annotations", "logprobs", "parsed", "cache_control"})
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-
-    # What answers carry besides, so that an answer can be sent back as it came.
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class RefusalPart(Strict):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
 
 
 Parts = Annotated[
@@ -48,7 +38,7 @@ Parts = Annotated[
 ]
 
 
-class MessageItem(Strict):
+class MessageItem(History):
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
     content: Parts
@@ -57,16 +47,20 @@ class MessageItem(Strict):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCallItem(Strict):
+class FunctionCallItem(History):
+    left_out = frozenset({"parsed_arguments", "async", "async_", "caller", "namespace"})
+
     type: Literal["function_call"]
     call_id: str
-    name: Name
+    name: CalledName
     arguments: str
     id: str | None = None
     status: Status | None = None
 
 
-class FunctionOutputItem(Strict):
+class FunctionOutputItem(History):
+    left_out = frozenset({"caller", "name", "namespace"})
+
     type: Literal["function_call_output"]
     call_id: str
     output: Parts
@@ -84,13 +78,29 @@ class SummaryText(Strict):
     text: str
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(History):
+    left_out = frozenset({"encrypted_content"})  # which only who wrote it can read
+
     type: Literal["reasoning"]
     summary: list[SummaryText] | None = None
     content: list[ReasoningText] | None = None
     id: str | None = None
     status: Status | None = None
-    encrypted_content: None = None
+
+
+class HostedCallItem(History):
+    """What a hosted service did itself; what came of it is in the answer that follows."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal[
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_list_tools",
+        "mcp_call",
+    ]
 
 
 def _as_message(item: Any) -> Any:
@@ -100,7 +110,7 @@ def _as_message(item: Any) -> Any:
 
 Item = Annotated[
     Annotated[
-        MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem,
+        MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | HostedCallItem,
         Field(discriminator="type"),
     ],
     BeforeValidator(_as_message),

@@ -16,6 +16,7 @@ from mlx_rq.jobs.openai.response_items import (
     AllowedTools,
     FunctionCallItem,
     FunctionOutputItem,
+    HostedCallItem,
     Item,
     JsonSchemaFormat,
     MessageItem,
@@ -34,6 +35,8 @@ def turns(said: str | list[Item]) -> list[Message]:
         match item:
             case ReasoningItem():
                 reasoning = _reasoning(item)
+                continue
+            case HostedCallItem():
                 continue
             case MessageItem(role="user"):
                 messages.append(UserMessage(role="user", content=joined(item.content)))

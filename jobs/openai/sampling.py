@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
 
+from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.fields import Strict, string_or_array
 
 Stop = Annotated[
@@ -17,6 +18,23 @@ Stop = Annotated[
 ]
 
 
+_MOST_DIGITS = 19
+
+
+def _token_name(key: str) -> str:
+    """Refuses what is no number: which numbers are tokens, the model says."""
+    if not key.isascii() or not key.isdigit() or len(key) > _MOST_DIGITS:
+        raise RequestError(
+            f"Invalid key in 'logit_bias': {key[:40]!r}. Expected the id of a token.",
+            code="invalid_value",
+            param="logit_bias",
+        )
+    return key
+
+
+TokenName = Annotated[str, AfterValidator(_token_name)]
+
+
 class Sampling(Strict):
     """How tokens are chosen. None means the default."""
 
@@ -26,7 +44,7 @@ class Sampling(Strict):
     stop: Stop | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[TokenName, Annotated[float, Field(ge=-100, le=100)]] | None = None
 
     # Extensions, named as vLLM and mlx-lm name them.
     top_k: Annotated[int, Field(ge=0)] | None = None

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
+from mlx_rq.jobs.openai.plain import plain
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.sizes import max_body_bytes
@@ -64,6 +65,8 @@ def prepare(
             f"Invalid body: expected an object, but got a {type(body).__name__} instead.",
             code="invalid_type",
         )
+    if request is None:
+        body = plain(dict(body))
     kind = kind_of(body)
     if answer_format is not None:
         body = KINDS[kind].with_schema(body, answer_format)

@@ -88,9 +88,11 @@ def test_the_engine_refuses_it_and_goes_on() -> None:
 def test_a_forecast_counts_chats_whose_template_writes_added_tokens() -> None:
     """transformers' `vocab_size` leaves those out, which most chat templates write."""
     import mlx_rq.worker.cli.main  # noqa: F401 (its commands' modules import it, so it comes first)
-    from mlx_rq.worker.cli.batch_forecast import _prompts
+    from mlx_rq.worker.cli.local_model import LocalModel
 
     tokenizer = with_template(speaking.TEMPLATE.replace("%s", "<turn>"), marks=("<turn>",))
     assert tokenizer.vocab_size < len(tokenizer)
     request: Any = validate("chat", {"messages": HI})
-    assert _prompts(request, tokenizer) == prompts_of(tokenizer, "chat", {"messages": HI})
+    assert LocalModel(tokenizer, 1000).prompts(request, request) == prompts_of(
+        tokenizer, "chat", {"messages": HI}
+    )

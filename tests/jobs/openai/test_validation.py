@@ -273,6 +273,12 @@ class TestOtherFields:
             "Expected a value <= 100, but got 101 instead.",
         )
         assert told({**body, "logit_bias": {"17": "x"}})[:2] == ("invalid_type", "logit_bias.17")
+        for key in ("x", "", "-1", "\u0661", "9" * 20):
+            assert told({**body, "logit_bias": {key: 1}}) == (
+                "invalid_value",
+                "logit_bias",
+                f"Invalid key in 'logit_bias': {key!r}. Expected the id of a token.",
+            )
         assert told({**body, "logit_bias": []}) == (
             "invalid_type",
             "logit_bias",
@@ -480,10 +486,11 @@ class TestMessages:
                 "Unrecognized request argument supplied: messages[0].zz",
             ),
             (
-                [{"role": "user", "content": "x", "name": "two words"}],
-                "invalid_value",
+                [{"role": "user", "content": "x", "name": "李" * 65}],
+                "string_above_max_length",
                 "messages[0].name",
-                "Invalid 'messages[0].name': String should match pattern '^[A-Za-z0-9_-]{1,64}$'.",
+                "Invalid 'messages[0].name': string too long. Expected a string with maximum "
+                "length 64, but got a string with length 65 instead.",
             ),
             (
                 [{"role": "tool", "content": "42"}],
@@ -492,11 +499,17 @@ class TestMessages:
                 "Missing required parameter: 'messages[0].tool_call_id'.",
             ),
             (
-                [{"role": "assistant", "tool_calls": []}],
+                [{"role": "assistant", "content": []}],
                 "empty_array",
-                "messages[0].tool_calls",
-                "Invalid 'messages[0].tool_calls': empty array. Expected an array with minimum "
+                "messages[0].content",
+                "Invalid 'messages[0].content': empty array. Expected an array with minimum "
                 "length 1, but got an empty array instead.",
+            ),
+            (
+                [{"role": "assistant", "content": "x", "reasonings": "Hm."}],
+                "unknown_parameter",
+                "messages[0].reasonings",
+                "Unrecognized request argument supplied: messages[0].reasonings",
             ),
             (
                 [

@@ -18,6 +18,7 @@ from rq import Queue, Retry
 from rq.job import Job as RQJob
 
 from mlx_rq import RequestError, submit, submit_many
+from mlx_rq.jobs.batch.batch import BatchOptions
 from mlx_rq.jobs.batch.flight import Flight
 from mlx_rq.jobs.batch.lines import BatchFile, digest, good_line, parse_object
 from mlx_rq.jobs.openai import validation
@@ -126,7 +127,7 @@ class TestOnce:
         encoded: list[str],
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        forecast(source, redis_url=nobody_listens, as_json=False)
+        forecast(source, BatchOptions(redis_url=nobody_listens), as_json=False)
         assert "2 lines, would be refused: 1 unknown_parameter" in capsys.readouterr().out
         assert (len(validated), len(encoded)) == (2, 2)
 
