@@ -61,13 +61,13 @@ class ParquetTable:
 
 def python_rows(batch: Any) -> Iterator[dict[str, Any]]:
     """Yields the rows of an Arrow batch, the same whether or not pandas is installed."""
-    columns = [_python_values(column) for column in batch.columns]
+    columns = [python_values(column) for column in batch.columns]
     named = dict(zip(batch.schema.names, columns, strict=True))
     for index in range(batch.num_rows):
         yield {name: values[index] for name, values in named.items()}
 
 
-def _python_values(column: Any) -> list[Any]:
+def python_values(column: Any) -> list[Any]:
     if "[ns" not in str(column.type):
         try:
             values: list[Any] = column.to_pylist()

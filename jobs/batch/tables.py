@@ -15,7 +15,7 @@ from typing import Any
 
 from mlx_rq.jobs.batch.compression import open_input, to_utf8
 from mlx_rq.jobs.batch.lines import Line, bad_line, good_line, is_id, parse_object, read_lines
-from mlx_rq.jobs.batch.parquet import ParquetTable, python_rows
+from mlx_rq.jobs.batch.parquet import ParquetTable, needs_pyarrow, python_rows, python_values
 from mlx_rq.jobs.batch.rows import Row, check_names
 from mlx_rq.jobs.batch.templates import ChatTemplate, cell_text
 from mlx_rq.jobs.openai.errors import RequestError
@@ -235,10 +235,26 @@ def iterate_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
         return (row for batch in rows.to_batches() for row in python_rows(batch))
     if hasattr(rows, "iterrows"):  # pandas
         check_names(rows.columns, "'rows': the header")
-        nulled = rows.astype(object).where(rows.notna(), None)  # NaN, NA and NaT alike
-        return iter(nulled.to_dict(orient="records"))
+        return _pandas_rows(rows)
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise TypeError(
             f"rows: expected an iterable of mappings or a table, but got a {type(rows).__name__}"
         )
     return iter(rows)
+
+
+def _pandas_rows(frame: Any) -> Iterator[dict[Any, Any]]:
+    """Yields the rows of a pandas frame; NaN, NA and NaT alike are None."""
+    columns = [_pandas_values(frame[name]) for name in frame.columns]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(frame.columns, values, strict=True))
+
+
+def _pandas_values(series: Any) -> list[Any]:
+    if not hasattr(series.dtype, "pyarrow_dtype"):
+        values: list[Any] = series.astype(object).where(series.notna(), None).tolist()
+        return values
+    # pandas' own way makes floats of integers in lists that have nulls.
+    values = python_values(needs_pyarrow("pyarrow").array(series))
+    missing = series.isna()
+    return [None if null else value for value, null in zip(values, missing, strict=True)]

@@ -12,6 +12,7 @@ from fakes import FakeEngine, StartWorker, answer, eventually, failure
 from redis import Redis
 from servers import RunningServer
 
+from mlx_rq.api_stub.streaming import data_event
 from mlx_rq.engine.interface import Partial
 from mlx_rq.jobs.client.job import fetch
 from mlx_rq.jobs.queue.stream import Delta, publish
@@ -255,3 +256,10 @@ def test_wrong_wishes(
     answer = server.http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+def test_an_event_is_one_line_to_clients_that_split_text_at_other_line_ends() -> None:
+    assert data_event({"text": "a\u2028b\x85c"}).splitlines() == [
+        'data: {"text":"a\\u2028b\\u0085c"}',
+        "",
+    ]
