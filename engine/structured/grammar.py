@@ -6,7 +6,6 @@ Which parts there are depends on the request (`tool_choice`, `response_format`, 
 (`ModelFormat`). What needs no grammar gets none: such sequences stay free.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 from mlx_rq.engine.formats.lark import Lark, quoted
 from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
+from mlx_rq.engine.structured.closing import closed
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import Request
-from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.jobs.openai.schemas import Schema
 from mlx_rq.jobs.openai.structured import (
     AllowedToolsChoice,
     NamedTool,
@@ -85,21 +85,6 @@ def schema_of(tool: Tool) -> dict[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     schema = {"type": "object", **parameters}
     return closed(schema) if tool.function.strict else schema
-
-
-def closed(schema: Schema) -> dict[str, Any]:
-    """Copies a schema with `additionalProperties` false wherever an object does not say.
-
-    As OpenAI's strict mode, where a schema has to say so itself. Left as it is where schemas are
-    merged: each closed for itself, together they would allow nothing.
-    """
-    copied = copy.deepcopy(dict(schema))
-    if any(len(node.get("allOf", ())) > 1 for node in subschemas(copied)):
-        return copied
-    for node in subschemas(copied):
-        if isinstance(node.get("properties"), dict) and not {"allOf", "$ref"} & node.keys():
-            node.setdefault("additionalProperties", False)
-    return copied
 
 
 def shape_schema(shape: Shape) -> Schema:

@@ -8,8 +8,9 @@ import pytest
 import speaking
 
 from mlx_rq.engine.formats.model_format import model_format_of
+from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
-from mlx_rq.engine.structured.grammar import closed, grammar_of
+from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import Guidance
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.validation import validate
@@ -306,6 +307,83 @@ def test_strict_closes_objects_that_do_not_say() -> None:
 
     assert not fits(compiled(**json_schema({**OBJECT, "properties": {"a": {}}})), '{"b": 1}')
     assert fits(compiled(**json_schema({**OBJECT, "properties": {"a": {}}}, False)), '{"b": 1}')
+
+
+BASES = {
+    "$defs": {
+        "A": {**OBJECT, "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        "B": {**OBJECT, "properties": {"b": {"type": "integer"}}},
+    }
+}
+X, Y = ({"properties": {name: {"type": "integer"}}} for name in "xy")
+KIND = {**OBJECT, "properties": {"kind": {"enum": ["a", "b"]}}}
+# What strict schemas that are merged let through once they are closed, and what not.
+MERGED: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "one base": (
+        {**OBJECT, "properties": {"n": {}}, "allOf": [{"$ref": "#/$defs/A"}], **BASES},
+        [{"n": 1, "a": 1}, {"a": 1}],
+        [{"n": 1}, {"n": 1, "a": 1, "z": 1}, {"n": 1, "a": "x"}],
+    ),
+    "a reference with properties beside it": (
+        {"$ref": "#/$defs/A", "properties": {"n": {}}, "required": ["n"], **BASES},
+        [{"a": 1, "n": 1}],
+        [{"a": 1}, {"a": 1, "n": 1, "z": 1}],
+    ),
+    "two bases": (
+        {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], **BASES},
+        [{"a": 1, "b": 2}, {"a": 1}],
+        [{"b": 1}, {"a": 1, "z": 1}],
+    ),
+    "either of two": (
+        {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], **BASES},
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1, "b": 1}, {"z": 1}],
+    ),
+    "branches that add": (
+        {**KIND, "anyOf": [X, Y]},
+        [{"kind": "a"}, {"kind": "a", "x": 1}, {"y": 2}, {}],
+        [{"x": 1, "y": 1}, {"kind": "c"}, {"z": 1}],
+    ),
+    "a branch that says itself": (
+        {**KIND, "anyOf": [{**X, "additionalProperties": True}, Y]},
+        [{"kind": "a", "z": 1}, {"y": 1}],
+        [{"x": "a"}],
+    ),
+    "closed already": (
+        {
+            **KIND,
+            "additionalProperties": False,
+            "anyOf": [{"properties": {"kind": {"const": "a"}}}, {"required": ["kind"]}],
+        },
+        [{"kind": "a"}, {}, {"kind": "b"}],
+        [{"z": 1}],
+    ),
+    "required but not listed": (
+        {**OBJECT, "properties": {"a": {}}, "required": ["a", "b"]},
+        [{"a": 1, "b": 2}],
+        [{"a": 1}, {"a": 1, "b": 2, "c": 3}],
+    ),
+    "patterns of a base": (
+        {"properties": {"a": {}}, "allOf": [{"patternProperties": {"^n_": {"type": "integer"}}}]},
+        [{"a": 1, "n_x": 1}],
+        [{"n_x": "a"}, {"z": 1}],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_strict_closes_what_is_merged(case: str) -> None:
+    schema, valid, invalid = MERGED[case]
+    grammar = compiled(**json_schema(schema))
+    assert [value for value in valid if not fits(grammar, json.dumps(value))] == []
+    assert [value for value in invalid if fits(grammar, json.dumps(value))] == []
+
+
+def test_negations_and_conditions_are_not_closed() -> None:
+    open_part = {"properties": {"a": {"const": 1}}}
+    done = closed({**OBJECT, "properties": {"b": {}}, "not": open_part, "if": open_part})
+    assert done["not"] == done["if"] == open_part
+    assert done["properties"] == {"b": {}, "a": True}
 
 
 @pytest.mark.parametrize(
