@@ -3,8 +3,8 @@
     python bench/schemas.py FOLDER [--tokenizer DIRECTORY] [--most 100] [--seed 1] [--json]
         [--reasons]
 
-FOLDER holds a folder for each split, of files in the shape of MaskBench (`schema` and `tests`, which
-have `data` and `valid`) or of JSON-Schema-Test-Suite (lists of such). Each schema is compiled
+FOLDER holds a folder for each split, of files in the shape of MaskBench (`schema` and `tests`,
+which have `data` and `valid`) or of JSON-Schema-Test-Suite (lists of such). Each schema is compiled
 strictly and leniently, as a job's is; each instance is walked through the constraint and then
 validated, as an answer is. A table by split:
 
@@ -121,7 +121,9 @@ def cases_in(path: Path) -> list[Any]:
     """Reads the schemas with tests in a file; none where it holds something else."""
     content = json.loads(path.read_text())
     cases = content if isinstance(content, list) else [content]
-    return [case for case in cases if isinstance(case, dict) and isinstance(case.get("schema"), dict)]
+    return [
+        case for case in cases if isinstance(case, dict) and isinstance(case.get("schema"), dict)
+    ]
 
 
 def measure(bench: Bench, case: dict[str, Any], split: Split, reasons: Counter[str]) -> None:

@@ -38,8 +38,18 @@ class Lark:
 
     def grammar(self, start: str) -> str:
         """Gives the whole grammar, which begins with the piece `start`."""
-        lines = ["%llguidance {}", f"start: {start}", f"TEXT: /{_ANY_TEXT}/", *self._rules]
-        return "\n".join(lines)
+        lines = [f"start: {start}", f"TEXT: /{_ANY_TEXT}/", *self._rules]
+        options = {"no_forcing": True} if self._spells_special(lines) else {}
+        return "\n".join([f"%llguidance {json.dumps(options)}", *lines])
+
+    def _spells_special(self, lines: Iterable[str]) -> bool:
+        """Says whether a special token may have to be spelled out as ordinary text.
+
+        The engine would then force the token itself, which does not fit the grammar.
+        """
+        spelled = {json.dumps(token)[1:-1] for token in self._specials} | self._specials.keys()
+        texts = [text for line in lines for text in (line, line.replace("\\", ""))]
+        return any(token in text for token in spelled for text in texts)
 
     def rule(self, body: str, *, attributes: str = "", terminal: bool = False) -> str:
         """Makes a rule of its own of a piece; the piece returned stands for it."""

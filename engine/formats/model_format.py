@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
 from mlx_rq.engine.formats.lark import special_tokens
-from mlx_rq.engine.formats.tool_formats import Format, format_of
+from mlx_rq.engine.formats.tool_formats import JSON_STRING, Format, format_of
 
 _LOOK_BACK = 16
 """Tokens at the end of a prompt in which the template may have opened or closed the reasoning."""
@@ -41,6 +41,11 @@ class ModelFormat:
         """The special tokens that end the reasoning, an argument of a call, a call."""
         marks = (self.think_end, self.end_text.strip(), self.call_end)
         return [self.specials[mark] for mark in marks if mark and mark in self.specials]
+
+    @property
+    def argument(self) -> str:
+        """A pattern of what may hold any text within a call; most formats write JSON's strings."""
+        return self.format.argument if self.format else JSON_STRING
 
     @property
     def end_text(self) -> str:

@@ -1,5 +1,6 @@
 """Takes a sequence's text apart: reasoning, content, tool calls. Pure: text in, parts out."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,21 +78,33 @@ def split_calls(
     *,
     finished: bool,
     names: Sequence[str],
+    argument: str = r"(?!)",
 ) -> Calls:
     """Splits a text into what stands before the first call, and the calls.
 
     A call without its end mark is cut off where the text was not `finished`. With no end mark in
-    the format, a call ends where the next begins. Raises ParseFault.
+    the format, a call ends where the next begins. No mark is what an `argument` holds, a pattern:
+    the grammar lets any text stand there. Raises ParseFault.
     """
-    before, *sections = text.split(start)
+    before, found, rest = text.partition(start)
     calls: list[ParsedCall] = []
-    for index, section in enumerate(sections):
-        last = index == len(sections) - 1
-        body, found, _ = section.partition(end) if end else (section, not last or finished, "")
-        if not found and not finished:
+    while found:
+        body, ended, after = _until(rest, end or start, argument)
+        if not ended and finished:  # what the model wrote before the mark was no whole argument
+            body, ended, after = rest.partition(end or start)
+        if not ended and not finished:
             return Calls(before, calls, cut=True)
         calls += _read(body, parse, names)
+        _, found, rest = after.partition(start) if end else ("", ended, after)
     return Calls(before, calls)
+
+
+def _until(text: str, mark: str, argument: str) -> tuple[str, str, str]:
+    """Partitions a text at the first mark that does not stand within an argument."""
+    for match in re.finditer(f"{argument}|(?P<mark>{re.escape(mark)})", text, re.DOTALL):
+        if match["mark"]:
+            return text[: match.start()], mark, text[match.end() :]
+    return text, "", ""
 
 
 def _read(body: str, parse: Callable[[str], Any], names: Sequence[str]) -> list[ParsedCall]:

@@ -18,6 +18,10 @@ from mlx_rq.engine.formats.lark import Lark, quoted
 from mlx_rq.jobs.openai.schemas import Schema
 from mlx_rq.jobs.openai.structured import Function
 
+JSON_STRING = r'"(?:[^"\\]|\\.)*(?:"|\Z)'
+"""A string, or what has been written of one."""
+
+_PLAIN_KEY = r"[^\s<>\"'&=]+"
 _PYTHON_ESCAPES = '"\\bfnrt'
 """JSON's escapes that mean the same in Python: not the solidus, nor surrogates written as \\u."""
 
@@ -42,6 +46,11 @@ class Format:
     write: Writer
     sections: bool = True
     between: str = "\n"
+
+    @property
+    def argument(self) -> str:
+        """A pattern of what may hold any text, marks of calls too: a string, a raw argument."""
+        return self.write.argument if isinstance(self.write, _Xml) else JSON_STRING
 
     @property
     def argument_end(self) -> str:
@@ -104,6 +113,12 @@ class _Xml:
     around: str = "\n"
     inside: bool = False
     """Whether several calls share one pair of markers."""
+
+    @property
+    def argument(self) -> str:
+        """A pattern of one parameter: what stands in it raw ends where the parameter does."""
+        begin = re.escape(self.parameter).replace(re.escape("{key}"), _PLAIN_KEY)
+        return f"{begin}.*?(?:{re.escape(self.parameter_end)}|\\Z)"
 
     def __call__(self, lark: Lark, calls: Sequence[Call], several: bool) -> str:
         one = lark.one_of(self._call(lark, call) for call in calls)
@@ -241,7 +256,6 @@ _FORMATS = {
     "kimi_k2": Format(_kimi, sections=False),
     "pythonic": Format(_pythonic, sections=False),
 }
-_PLAIN_KEY = r"[^\s<>\"'&=]+"
 
 
 def format_of(parser: str, specials: Mapping[str, int]) -> Format | None:

@@ -132,7 +132,6 @@ class _Closing:
         return copied
 
 
-
 def _names(node: Schema) -> dict[str, Any]:
     properties = node.get("properties")
     return properties if isinstance(properties, dict) else {}

@@ -176,9 +176,13 @@ class OutputFormat:
         return reading
 
     def _read_calls(self, text: str, finished: bool) -> Reading:
+        model_format = self.model_format
+        if self.request.shape is not None:
+            calls = self.tools.usable and text.lstrip().startswith(model_format.call_start)
+            if not calls:  # a shape's text is all its own: what looks like a mark is none
+                return Reading(text)
         if not self.tools.usable:
             return Reading(self.without_specials(text))
-        model_format = self.model_format
         tools = [tool.model_dump() for _, tool in self.tools.usable]
         try:
             found = split_calls(
@@ -188,6 +192,7 @@ class OutputFormat:
                 lambda body: model_format.parse_call(body, tools),
                 finished=finished,
                 names=[tool.function.name for _, tool in self.tools.usable],
+                argument=model_format.argument,
             )
         except ParseFault as fault:
             raise InvalidAnswer(f"The model's tool call is not valid: {fault}.") from None

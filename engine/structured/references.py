@@ -34,7 +34,9 @@ def target(root: Schema, reference: Any) -> Any:
 def has_one_base(root: Schema) -> bool:
     """Says whether all references mean the document as a whole: no schema within has an id."""
     return not any(
-        isinstance(node.get(key), str) for node in subschemas(root) if node is not root
+        isinstance(node.get(key), str)
+        for node in subschemas(root)
+        if node is not root
         for key in ("$id", "id", "$dynamicRef", "$recursiveRef")
     )
 

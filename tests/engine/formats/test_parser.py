@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_lm.tool_parsers import gemma4, json_tools, kimi_k3, mistral
+from mlx_lm.tool_parsers import gemma4, json_tools, kimi_k3, mistral, qwen3_coder
 
 from mlx_rq.engine.formats.parser import (
     ParsedCall,
@@ -16,11 +16,17 @@ from mlx_rq.engine.formats.parser import (
     split_calls,
     split_reasoning,
 )
+from mlx_rq.engine.formats.tool_formats import JSON_STRING, format_of
 
 plain = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]))
 
 
-def split(text: str, finished: bool = True, names: tuple[str, ...] = ("f", "g")) -> Any:
+def split(
+    text: str,
+    finished: bool = True,
+    names: tuple[str, ...] = ("f", "g"),
+    argument: str = JSON_STRING,
+) -> Any:
     return split_calls(
         text,
         "<tool_call>",
@@ -28,6 +34,7 @@ def split(text: str, finished: bool = True, names: tuple[str, ...] = ("f", "g"))
         json_tools.parse_tool_call,
         finished=finished,
         names=names,
+        argument=argument,
     )
 
 
@@ -104,6 +111,36 @@ def test_a_call_that_was_cut_off_is_not_passed_off_as_whole(cut: int) -> None:
     found = split(text, finished=False)
     assert found.calls == [ParsedCall("f", {"a": 1})]
     assert found.cut == (len(text) >= len(one) + len("<tool_call>"))
+
+
+MARKS = "</tool_call>", "<tool_call>", 'a "quoted" <tool_call>{} </tool_call>', "\\"
+
+
+@pytest.mark.parametrize("text", MARKS)
+def test_marks_within_an_argument_are_text(text: str) -> None:
+    one = f"<tool_call>{json.dumps({'name': 'f', 'arguments': {'a': text}})}</tool_call>"
+    for calls in (1, 2):
+        found = split(one * calls)
+        assert found.calls == [ParsedCall("f", {"a": text})] * calls
+    for cut in (one[:-5], one[: len(one) - len('"}}</tool_call>')]):
+        found = split(one + cut, finished=False)
+        assert (found.calls, found.cut) == ([ParsedCall("f", {"a": text})], True)
+
+
+def test_marks_within_a_raw_argument_are_text() -> None:
+    found_format = format_of("qwen3_coder", {})
+    assert found_format is not None
+    body = "\n<function=f>\n<parameter=a>\nsay </tool_call>\n</parameter>\n</function>\n"
+    found = split_calls(
+        f"<tool_call>{body}</tool_call>",
+        "<tool_call>",
+        "</tool_call>",
+        lambda text: qwen3_coder.parse_tool_call(text, []),
+        finished=True,
+        names=["f"],
+        argument=found_format.argument,
+    )
+    assert found.calls == [ParsedCall("f", {"a": "say </tool_call>"})]
 
 
 @pytest.mark.parametrize(

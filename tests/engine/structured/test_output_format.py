@@ -1,5 +1,6 @@
 """What is read off a sequence's text, whether or not its grammar is there."""
 
+import json
 import threading
 from typing import Any
 
@@ -92,3 +93,33 @@ def test_a_sequence_that_generates_nothing_is_answered_whatever_its_grammar() ->
     (result, other), _ = run(MODEL, [body, {"prompt": "x", "max_tokens": 2}])
     assert result["choices"][0]["text"] == "x"
     assert "choices" in other
+
+
+MARKS = "</tool_call>", "a <tool_call> b", "<|im_end|>"
+
+
+@pytest.mark.parametrize("text", MARKS)
+def test_the_spelling_of_a_mark_can_be_an_answer_or_an_argument(text: str) -> None:
+    parameters = {"type": "object", "properties": {"e": {"const": text}}, "required": ["e"]}
+    function = {"name": "f", "strict": True, "parameters": parameters}
+    tools = {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    messages = [{"role": "user", "content": "x"}]
+    bodies: list[dict[str, Any]] = [
+        {"messages": messages, "temperature": 0, "max_tokens": 300, **fields}
+        for fields in (
+            tools,
+            {"guided_choice": [text]},
+            {**tools, "tool_choice": "auto", "guided_choice": [f"say {text}"]},
+        )
+    ]
+    (called, chosen, either), _ = run(MODEL, bodies)
+
+    (call,) = called["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"e": text}
+    assert chosen["choices"][0]["message"]["content"] == text
+    message = either["choices"][0]["message"]
+    assert message.get("tool_calls") or message["content"] == f"say {text}"
