@@ -5,6 +5,7 @@ once its schemas are merged: `allOf`, a `$ref` beside `properties`, branches tha
 closed for itself, together they would allow nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from mlx_rq.engine.structured.references import IN_PLACE, has_one_base, parts_of, target
@@ -61,12 +62,12 @@ class _Closing:
         choices = [(part, key) for part in sure for key in ("anyOf", "oneOf") if key in part]
         if len(choices) == 1 and choices[0][0] is node:
             return self._branches(node, choices[0][1], sure)
-        copied = self._open(node)
+        copied: dict[str, Any] = self._open(node)
         return copied if any(map(_says, parts)) else self._shut(copied, parts)
 
-    def _branches(self, node: Schema, key: str, sure: list[Schema]) -> dict[str, Any]:
+    def _branches(self, node: Schema, key: str, sure: Sequence[Schema]) -> dict[str, Any]:
         """Copies what branches once, with each branch closed as it is merged."""
-        copied = self._open(node)
+        copied: dict[str, Any] = self._open(node)
         for index, branch in enumerate(node[key]):
             parts = list(parts_of(self._root, branch))
             if isinstance(branch, dict) and not any(map(_says, parts)):
@@ -93,7 +94,7 @@ class _Closing:
             self._opened[name] = self._open(bare)
         return f"#/$defs/{self._names[reference]}"
 
-    def _shut(self, node: dict[str, Any], parts: list[Schema]) -> dict[str, Any]:
+    def _shut(self, node: dict[str, Any], parts: Sequence[Schema]) -> dict[str, Any]:
         """Closes a copy but for what its parts name."""
         names: dict[str, Any] = {}
         patterns: dict[str, Any] = {}

@@ -19,14 +19,20 @@ from mlx_rq.engine.structured.constraint import Constraint, GrammarFault, Masks
 from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.json_schema import Check, SchemaFault
 from mlx_rq.engine.structured.shortest_end import Closer
+from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _LIMITS = LLParserLimits(
     max_items_in_row=50_000,  # the default of 2,000 ends at 500 optional properties
     max_lexer_states=50_000,  # at 1-2 kB each
     verbose_errors=False,
 )
+_GAVE_UP = ("lexer error: ", "parser error: ")
 _QUOTED = re.compile(r"\d+ \|")
 """How a line of the grammar looks that the engine quotes in a message."""
+
+_COUNTED = ("maxLength", "minLength", "pattern")
+_MOST_TRIED = 20
+"""Strings of a schema that are begun when it is compiled."""
 
 _CLOSE_MARGIN = 24
 """Tokens to spare when a text is steered to its end: one choice can add that many to the rest."""
@@ -55,16 +61,19 @@ class Guidance:
         for index, part in enumerate(grammar.parts):
             try:
                 checks.append(None if part.schema is None else Check(part.schema))
+                self._try_strings(part.schema)
             except SchemaFault as fault:
                 raise GrammarFault(index, str(fault)) from None
+            except ValueError as error:
+                raise GrammarFault(index, _plain(str(error))) from None
         try:
             matcher = None if grammar.lark is None else _matcher(tokenizer, grammar.lark)
+            shortest = () if matcher is None else closer.shortest_end(matcher)
         except ValueError as error:
-            raise self._blame(tokenizer, grammar, error) from None
+            raise self._blame(grammar, error) from None
         if matcher is None:
             warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
             return CompiledGrammar(self, closer, None, checks, warnings, ())
-        shortest = closer.shortest_end(matcher)
         return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), shortest)
 
     def set_up(self) -> tuple[LLTokenizer, Closer]:
@@ -86,15 +95,32 @@ class Guidance:
                 self._closer = Closer(self._tokenizer, *self._ends)
             return self._tokenizer, self._closer
 
-    @staticmethod
-    def _blame(tokenizer: LLTokenizer, grammar: Grammar, error: ValueError) -> GrammarFault:
+    def _try_strings(self, schema: Schema | None) -> None:
+        """Begins the strings of a schema that are counted; raises ValueError where one cannot be.
+
+        The engine compiles a pattern whose lengths are counted, and gives up once it is written.
+        """
+        tokenizer, closer = self.set_up()
+        tried: list[dict[str, object]] = []
+        for node in subschemas(schema):
+            string = {key: node[key] for key in _COUNTED if key in node}
+            if "pattern" in string and len(string) > 1 and string not in tried[:_MOST_TRIED]:
+                tried.append(string)
+        for string in tried[:_MOST_TRIED]:
+            lark = LLMatcher.grammar_from_json_schema({"type": "string", **string})
+            matcher = LLMatcher(tokenizer, lark, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():  # else the whole grammar says so, if it is enforced at all
+                closer.shortest_end(matcher)
+
+    def _blame(self, grammar: Grammar, error: ValueError) -> GrammarFault:
         """Finds the part that does not compile by itself; the first where all of them do."""
+        tokenizer, closer = self.set_up()
         for index, part in enumerate(grammar.parts):
             try:
-                _matcher(tokenizer, part.lark)
+                closer.shortest_end(_matcher(tokenizer, part.lark))
             except ValueError as fault:
-                return GrammarFault(index, str(fault))
-        return GrammarFault(0, str(error))
+                return GrammarFault(index, _plain(str(fault)))
+        return GrammarFault(0, _plain(str(error)))
 
     def fill(self, sequences: list[tuple[LLMatcher, int]], masks: Masks) -> None:
         """Fills the masks of many matchers at once, on all cores and without the GIL."""
@@ -108,7 +134,7 @@ def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(_plain(matcher.get_error()))
+        raise ValueError(matcher.get_error())
     return matcher
 
 
@@ -125,6 +151,8 @@ def _plain(message: str) -> str:
     text = " ".join(wanted)
     for frame in ("failed to compile JSON schema: ", "failed to parse grammar: "):
         text = text.rpartition(frame)[2]
+    if text.startswith(_GAVE_UP):
+        return f"it is too much for the constraint engine; count less in it ({text[:200]})."
     place, colon, rest = text.partition(": ")
     text = rest if colon and place.startswith("at ") else text
     return text.removesuffix("<non-verbose/>").strip()[:500].rstrip(".") + "."
@@ -218,7 +246,10 @@ class GuidanceConstraint:
 
     def _steer_to_end(self, closer: Closer) -> None:
         """Decides all that is left once the way to the end takes about what the budget allows."""
-        end = closer.shortest_end(self._matcher)
+        try:
+            end = closer.shortest_end(self._matcher)
+        except ValueError:
+            return  # the engine gave up: this sequence's own next step tells of it
         left = self._budget - self.taken
         if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
             self._shortest_end = True

@@ -22,13 +22,8 @@ from mlx_rq.engine.formats.parser import (
 )
 from mlx_rq.engine.formats.tool_formats import mended
 from mlx_rq.engine.models.load import LoadedModel
-from mlx_rq.engine.structured.constraint import (
-    Compilation,
-    Compiled,
-    Compilers,
-    Constraint,
-    GrammarFault,
-)
+from mlx_rq.engine.structured.compilers import Compilation, Compilers
+from mlx_rq.engine.structured.constraint import Compiled, Constraint, GrammarFault
 from mlx_rq.engine.structured.grammar import Grammar, Tools, grammar_of, schema_of, tools_of
 from mlx_rq.engine.structured.json_schema import Check, shape_fault
 from mlx_rq.engine.structured.llguidance_backend import Guidance

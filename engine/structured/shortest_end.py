@@ -3,6 +3,7 @@
 It tells how many tokens an answer needs at least, and what to write when the budget runs out.
 """
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,7 +15,17 @@ _CLOSERS = ("}", "]", '"', ",", ":", "0", "1", "null", "true", "[", "{", "-", "T
 """Tokens that bring JSON to its end, the most wanted first. White space is not among them."""
 
 _LONGEST_END = 2_000
-"""Tokens after which the search is given up: to some texts (a pattern's) it finds no end."""
+_LONGEST_SEARCH = 0.25
+"""Tokens, and seconds of CPU, after which the search is given up: some texts have no end for it.
+
+Such a text may still be written: that no end is known of a grammar is no fault of it.
+"""
+
+_WRONG_TOKEN = "doesn't satisfy"
+"""What the engine says where it is the search that went astray."""
+
+_BEGINNING = 32
+"""Tokens within which the engine's giving up is the grammar's fault: nobody could write a text."""
 
 
 class Closer:
@@ -39,15 +50,20 @@ class Closer:
     def shortest_end(self, matcher: LLMatcher) -> list[int] | None:
         """Gives tokens after which the text may end; empty where it may end at once.
 
-        Greedy, so there may be fewer. None where none were found.
+        Greedy, so there may be fewer. None where none were found. Raises ValueError where the
+        engine gives up as soon as a text begins.
         """
         matcher = matcher.deep_copy()
         tokens: list[int] = []
+        given_up = time.thread_time() + _LONGEST_SEARCH
         while not matcher.is_accepting():
-            if matcher.is_error() or len(tokens) > _LONGEST_END:
+            if len(tokens) > _LONGEST_END or time.thread_time() > given_up:
                 return None
             step = matcher.compute_ff_tokens() or self._next(matcher, tokens)
-            if not matcher.consume_tokens(step):
+            if matcher.is_error() or not matcher.consume_tokens(step):
+                error = matcher.get_error()
+                if len(tokens) <= _BEGINNING and _WRONG_TOKEN not in error:
+                    raise ValueError(error)
                 return None
             tokens += step
         return tokens

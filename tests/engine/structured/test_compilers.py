@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlx_rq.engine.structured.constraint import Compilation, Compilers, GrammarFault
+from mlx_rq.engine.structured.compilers import Compilation, Compilers
+from mlx_rq.engine.structured.constraint import GrammarFault
 from mlx_rq.engine.structured.grammar import Grammar
 
 PATIENCE = 10.0
@@ -225,3 +227,21 @@ def test_a_fault_that_is_kept_keeps_nobody_who_was_told_of_it() -> None:
     gc.collect()
 
     assert gone() is None
+
+
+def test_the_end_of_the_program_waits_for_what_is_being_compiled() -> None:
+    shop = Workshop(threads=1)
+    compilation = shop.submit("slow")
+    assert shop.is_begun("slow")
+    leaving = threading.Thread(target=shop.compilers.wait_at_exit, args=(time.monotonic() + 60,))
+    leaving.start()
+    assert leaving.is_alive()
+
+    shop.gates["slow"].set()
+    leaving.join(PATIENCE)
+
+    assert not leaving.is_alive()
+    assert compilation.ready
+    shop.stick("stuck")
+    shop.compilers.wait_at_exit(time.monotonic())  # and not for ever
+    shop.gates["stuck"].set()

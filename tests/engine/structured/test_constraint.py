@@ -20,7 +20,8 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv
-from mlx_rq.engine.structured.constraint import Compilers, GrammarFault, Masks, mask
+from mlx_rq.engine.structured.compilers import Compilers
+from mlx_rq.engine.structured.constraint import GrammarFault, Masks, mask
 from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.output_format import OutputFormats
 

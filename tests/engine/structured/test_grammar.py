@@ -1,6 +1,7 @@
 """What a schema says is enforced, or refused with the reason: never ignored."""
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,29 @@ def test_keyword_is_refused_with_the_reason(keyword: str) -> None:
     assert reason in str(fault.value)
     assert "\n" not in str(fault.value)
     assert "%json" not in str(fault.value), "the grammar is the engine's affair"
+
+
+WORDS = r"^(\S+\s+){0,99}\S+$"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json_schema({"type": "string", "maxLength": 1000, "pattern": WORDS}),
+        json_schema({**OBJECT, "properties": {"a": {"maxLength": 1000, "pattern": WORDS}}}),
+        {"guided_grammar": 'start: "a"{1000000}'},
+    ],
+)
+def test_what_the_engine_gives_up_as_it_begins_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(GrammarFault, match="too much for the constraint engine"):
+        compiled(**body)
+
+
+def test_a_grammar_to_which_no_short_end_is_found_is_none_the_worse() -> None:
+    begun = time.thread_time()
+    grammar = compiled(guided_grammar='start: "a" start | "b"')
+    assert time.thread_time() - begun < 1.5, "the search ends"
+    assert fits(grammar, "aab")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import speaking
 from driving import run
 
-from mlx_rq.engine.structured.constraint import Compilation
+from mlx_rq.engine.structured.compilers import Compilation
 from mlx_rq.engine.structured.output_format import InvalidAnswer, OutputFormat, OutputFormats
 from mlx_rq.jobs.openai.validation import kind_of, validate
 
