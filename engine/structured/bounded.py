@@ -2,7 +2,9 @@
 
 jsonschema uses `re`, which a hostile pattern can hold up for ever. All places where it does so with
 a pattern out of a schema are replaced here: `pattern`, `patternProperties`, and the two keywords
-that ask which properties others have looked at. Of the formats, those whose reader is slow.
+that ask which properties others have looked at. Of the formats, those whose reader is slow. Of the
+keywords, those that compare all with all, or collect faults that nobody reads. And each keyword
+looks at the clock: branches of branches can take for ever, too.
 """
 
 import re
@@ -13,77 +15,33 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-import regex
 from jsonschema import FormatChecker
 from jsonschema.exceptions import ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 from referencing.jsonschema import lookup_recursive_ref
 
+from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled, found_in
 from mlx_rq.jobs.openai.schemas import Schema
 
 _NOT_ASCII = re.compile("[\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\U00010000-\U000efffd]")
 """The characters that an IRI may have, and a URI not (RFC 3987, `ucschar`)."""
 
-_NO_PATTERN = (regex.error, RecursionError, OverflowError)
-"""What compiling raises for what is no pattern."""
+_MOST_SECONDS = 2.0
+"""Of CPU, to validate one value: it is the thread that generates which does it."""
 
-_SECONDS = 0.5
-"""For all searches in one value together: a schema may have many patterns, a value many texts."""
-
-
-class Patterns:
-    """The regular expressions of one schema, compiled ahead, and the time that is left for them."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._left = _SECONDS
-        self._compiled: dict[str, regex.Pattern[str]] = {}
-        for pattern in _patterns(schema):
-            try:
-                self._compiled[pattern] = regex.compile(pattern)
-            except _NO_PATTERN:
-                continue  # where it is needed, the value says so; it may be no pattern at all
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Has the keywords search with these, from now on with all of the time."""
-        self._left = _SECONDS
-        token = _in_use.set(self)
-        try:
-            yield
-        finally:
-            _in_use.reset(token)
-
-    def match(self, pattern: str, text: str) -> bool:
-        """Says whether a pattern is found in a text; raises TimeoutError when the time is over."""
-        if self._left <= 0:
-            raise TimeoutError
-        begun = time.perf_counter()
-        compiled = self._compiled.get(pattern)
-        if compiled is None:
-            compiled = self._compiled[pattern] = regex.compile(pattern)
-        try:
-            return compiled.search(text, timeout=self._left) is not None
-        finally:
-            self._left -= time.perf_counter() - begun
+_given_up: ContextVar[float] = ContextVar("given_up")
+"""When, on this thread's clock of CPU, the value that is being validated is given up."""
 
 
-_in_use: ContextVar[Patterns] = ContextVar("patterns")
-
-
-def _patterns(schema: Any) -> Iterator[str]:
-    """Finds all that may be a pattern, wherever a `$ref` might lead."""
-    todo = [schema]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, Mapping):
-            if isinstance(node.get("pattern"), str):
-                yield node["pattern"]
-            if isinstance(node.get("patternProperties"), Mapping):
-                yield from node["patternProperties"]
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Has validators made here raise TimeoutError when a value takes too long from now on."""
+    token = _given_up.set(time.thread_time() + _MOST_SECONDS)
+    try:
+        yield
+    finally:
+        _given_up.reset(token)
 
 
 @cache
@@ -97,9 +55,14 @@ def bounded(draft: type[Validator]) -> type[Validator]:
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
+        "anyOf": _any_of,
+        "oneOf": _one_of,
+        "uniqueItems": _unique_items,
+        "unevaluatedProperties": _unevaluated_properties,
     }
-    if "unevaluatedProperties" in draft.VALIDATORS:
-        keywords["unevaluatedProperties"] = _unevaluated_properties
+    keywords = {
+        name: _timed(keywords.get(name, keyword)) for name, keyword in draft.VALIDATORS.items()
+    }
     made: Any = extend(draft, keywords)  # type: ignore[no-untyped-call]
     evolve = made.evolve
 
@@ -126,9 +89,9 @@ def formats(draft: type[Validator]) -> FormatChecker:
     checker = FormatChecker(formats=())
     checker.checkers = dict(known.checkers)
 
-    @checker.checks("regex", raises=_NO_PATTERN)
+    @checker.checks("regex", raises=NO_PATTERN)
     def is_pattern(value: object) -> bool:
-        return not isinstance(value, str) or bool(regex.compile(value))
+        return not isinstance(value, str) or bool(compiled(value))
 
     for uri in ("uri", "uri-reference"):
         iri = uri.replace("uri", "iri")
@@ -142,8 +105,49 @@ def formats(draft: type[Validator]) -> FormatChecker:
     return checker
 
 
+def _timed(keyword: Any) -> Any:
+    def timed(validator: Any, wanted: Any, value: Any, schema: Schema) -> Any:
+        if time.thread_time() > _given_up.get():
+            raise TimeoutError
+        return keyword(validator, wanted, value, schema)
+
+    return timed
+
+
+def _any_of(validator: Any, schemas: Any, value: Any, schema: Schema) -> Iterator[ValidationError]:
+    if not any(_fits(validator, one, value) for one in schemas):
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+
+
+def _one_of(validator: Any, schemas: Any, value: Any, schema: Schema) -> Iterator[ValidationError]:
+    fitting = [one for one in schemas if _fits(validator, one, value)]
+    if not fitting:
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+    elif len(fitting) > 1:
+        listed = ", ".join(map(repr, fitting))
+        yield ValidationError(f"{value!r} is valid under each of {listed}")
+
+
+def _unique_items(
+    validator: Any, unique: Any, value: Any, schema: Schema
+) -> Iterator[ValidationError]:
+    if unique and isinstance(value, list) and len(set(map(_hashable, value))) < len(value):
+        yield ValidationError(f"{value!r} has non-unique elements")
+
+
+def _hashable(value: Any) -> Any:
+    """Gives what is equal where two values are equal JSON: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, bool):
+        return (bool, value)
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return frozenset((key, _hashable(item)) for key, item in value.items())
+    return value
+
+
 def _matches(pattern: str, text: str) -> bool:
-    return _in_use.get().match(pattern, text)
+    return found_in(pattern, text)
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Schema) -> Iterator[ValidationError]:

@@ -14,6 +14,7 @@ from mlx_rq.engine.formats.lark import Lark, quoted
 from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
 from mlx_rq.engine.structured.closing import closed
+from mlx_rq.engine.structured.enforceable import enforceable
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import Request
 from mlx_rq.jobs.openai.schemas import Schema
@@ -34,6 +35,8 @@ class GrammarPart:
     lark: str
     error: Callable[[str], RequestError]
     schema: Schema | None = None
+    unenforced: tuple[str, ...] = ()
+    """What of the schema is only checked at the end, though it may be strict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     parameters = tool.function.parameters
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    schema = {"type": "object", **parameters}
+    schema = {**({} if "type" in parameters else {"type": "object"}), **parameters}
+    schema["type"] = "object"  # of several types, the only one that arguments can have
     return closed(schema) if tool.function.strict else schema
 
 
@@ -111,7 +115,7 @@ def grammar_of(
             param="reasoning_length",
         )
     lark = Lark(model_format.specials)
-    calls = [call_of(tool.function, schema_of(tool)) for _, tool in tools.usable]
+    calls = [call_of(tool.function, enforceable(schema_of(tool))[0]) for _, tool in tools.usable]
     format = (
         model_format.format
         if model_format.format and can_write(model_format.format, calls)
@@ -171,7 +175,7 @@ def _calls(
 def _shaped(lark: Lark, shape: Shape) -> str:
     match shape.kind:
         case "json":
-            return lark.json(shape_schema(shape), lenient=not shape.strict)
+            return lark.json(enforceable(shape_schema(shape))[0], lenient=not shape.strict)
         case "regex":
             return lark.regex(shape.value)
         case "choice":
@@ -207,7 +211,10 @@ def _parts(
     if shape is not None:
         lark = Lark(model_format.specials)
         text = lark.grammar(_shaped(lark, shape))
-        parts.append(GrammarPart(text, shape.error, shape.value if shape.kind == "json" else None))
+        schema, unenforced = None, []
+        if shape.kind == "json":
+            schema, unenforced = shape.value, enforceable(shape_schema(shape))[1]
+        parts.append(GrammarPart(text, shape.error, schema, tuple(unenforced)))
     for (index, tool), call in zip(tools.usable, calls, strict=True):
         lark = Lark(model_format.specials)
         text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
@@ -215,5 +222,6 @@ def _parts(
         def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:
             return function_error(index, name, fault)
 
-        parts.append(GrammarPart(text, error, call.schema))
+        schema = schema_of(tool)
+        parts.append(GrammarPart(text, error, schema, tuple(enforceable(schema)[1])))
     return tuple(parts)

@@ -13,7 +13,8 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import validator_for
 from referencing import Registry
 
-from mlx_rq.engine.structured.bounded import Patterns, bounded, formats
+from mlx_rq.engine.structured.bounded import bounded, formats, in_time
+from mlx_rq.engine.structured.patterns import Patterns
 from mlx_rq.jobs.openai.schemas import Schema
 from mlx_rq.jobs.openai.structured import Shape
 
@@ -43,10 +44,11 @@ class Check:
     def fault(self, value: Any) -> str | None:
         """Says what is wrong with a value, and where; None where it is valid."""
         try:
-            with self._patterns.in_use():
+            with self._patterns.in_use(), in_time():
                 error = next(self._validator.iter_errors(value), None)
         except TimeoutError:
-            return "a regular expression of the schema takes too long on it"
+            slow = "a regular expression of the schema" if self._patterns.used_up else "validation"
+            return f"{slow} takes too long on it"
         except Exception as unusable:  # a $ref, a pattern, a format's own reader: an answer's fault
             return f"it cannot be validated: {unusable}"
         return None if error is None else _message(error)
@@ -69,5 +71,5 @@ def shape_fault(shape: Shape, text: str, check: Check | None, complete: bool) ->
 def _message(error: ValidationError | SchemaError) -> str:
     text = error.message
     if len(text) > _LONGEST_MESSAGE:
-        text = text[:_LONGEST_MESSAGE] + "…"
+        text = f"{text[: _LONGEST_MESSAGE // 2]}…{text[-_LONGEST_MESSAGE // 2 :]}"
     return f"{text} (at {error.json_path})"

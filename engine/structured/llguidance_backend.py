@@ -73,8 +73,10 @@ class Guidance:
             raise self._blame(grammar, error) from None
         if matcher is None:
             warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
-            return CompiledGrammar(self, closer, None, checks, warnings, ())
-        return CompiledGrammar(self, closer, matcher, checks, _warnings(matcher), shortest)
+        else:
+            warnings = _warnings(matcher)
+        warnings += [what for part in grammar.parts for what in part.unenforced]
+        return CompiledGrammar(self, closer, matcher, checks, warnings, shortest)
 
     def set_up(self) -> tuple[LLTokenizer, Closer]:
         """Sets the tokenizer up the first time, which takes a second or more.

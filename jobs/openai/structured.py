@@ -241,7 +241,12 @@ def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
                 code="invalid_value",
                 param=f"tools[{index}].function.name",
             )
-        if fault := over_caps(tool.function.parameters or {}):
+        parameters = tool.function.parameters or {}
+        if fault := over_caps(parameters):
+            raise function_error(index, tool.function.name, fault)
+        kinds = parameters.get("type", "object")
+        if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+            fault = f"schema must be a JSON Schema of 'type: \"object\"', got 'type: {kinds!r}'."
             raise function_error(index, tool.function.name, fault)
     match choice:
         case "required" if not tools:

@@ -259,6 +259,33 @@ def test_keyword_is_refused_with_the_reason(keyword: str) -> None:
     assert "%json" not in str(fault.value), "the grammar is the engine's affair"
 
 
+# Pattern: a text in which the constraint engine finds it, and one in which it does not.
+AS_THE_ENGINE_READS: dict[str, tuple[str, str]] = {
+    r"^\d$": ("1", "१"),
+    r"^\D$": ("१", "1"),
+    r"^\w$": ("w", "é"),
+    r"^\W+$": ("é-", "w"),
+    r"^[\w-]+$": ("a-b", "é"),
+    r"^[^\W_]+$": ("ab", "_"),
+    r"^\s$": ("\u00a0", "\x1c"),
+    r"^\S$": ("\x1c", "\u2028"),
+    r"^a$": ("a", "a\n"),
+    r"^[$\]]\$$": ("]$", "$"),
+}
+
+
+@pytest.mark.parametrize("pattern", AS_THE_ENGINE_READS)
+def test_patterns_are_checked_as_they_are_enforced(pattern: str) -> None:
+    found, not_found = AS_THE_ENGINE_READS[pattern]
+    grammar = compiled(**json_schema({"type": "string", "pattern": pattern}))
+    (check,) = grammar.checks
+    assert check is not None
+    assert fits(grammar, json.dumps(found, ensure_ascii=False))
+    assert check.fault(found) is None
+    assert not fits(grammar, json.dumps(not_found, ensure_ascii=False))
+    assert check.fault(not_found) is not None
+
+
 WORDS = r"^(\S+\s+){0,99}\S+$"
 
 

@@ -20,7 +20,7 @@ DRAFTS = {
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_rq.engine.structured.bounded._SECONDS", 0.05)
+    monkeypatch.setattr("mlx_rq.engine.structured.patterns._SECONDS", 0.05)
 
 
 def soon(check: Check, value: Any) -> str | None:
@@ -85,6 +85,25 @@ def test_the_time_is_for_all_searches_together() -> None:
     keys = {"a" * 17 + f"!{i}": i for i in range(2_000)}  # some milliseconds each
     assert "takes too long" in (soon(check, keys) or "")
     assert check.fault({"aaa": 1}) is None, "the next value has all of it again"
+
+
+def test_many_items_are_compared_soon() -> None:
+    check = Check({"type": "array", "uniqueItems": True})
+    items = [{"n": number, "of": [number]} for number in range(20_000)]
+    assert soon(check, items) is None
+    assert "non-unique" in (soon(check, [*items, {"of": [1.0], "n": 1}]) or "")
+    assert check.fault([1, True, "1", [1], [True], {"a": 1}, {"a": True}, 0, False]) is None
+
+
+def test_branches_of_branches_take_no_time_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_rq.engine.structured.bounded._MOST_SECONDS", 0.1)
+    steps = {f"s{n}": {"items": {"anyOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2}} for n in range(40)}
+    check = Check({"$ref": "#/$defs/s0", "$defs": {**steps, "s40": {"type": "string"}}})
+    value: Any = 1
+    for _ in range(40):
+        value = [value]
+    assert soon(check, value) == "validation takes too long on it"
+    assert check.fault([]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,290 @@
+"""Rewrites schemas into keywords that the constraint engine enforces, which mean the same.
+
+What cannot be said otherwise stays as it is, for the engine to refuse, or to pass over where the
+schema is not strict. A few things are left to the check at the end even where it is strict, and
+told: that only one of several alternatives fits, that many items differ.
+"""
+
+import copy
+import itertools
+import json
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from mlx_rq.engine.structured import formats
+from mlx_rq.engine.structured.negation import disjoint, negated
+from mlx_rq.engine.structured.references import target
+from mlx_rq.jobs.openai.schemas import Schema, subschemas
+
+_OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
+_LARGEST = 9.2e18
+"""The engine counts integers in 64 bits."""
+_EXACT = 2**53
+_COUNTS = (
+    *("maxContains", "maxItems", "maxLength", "maxProperties"),
+    *("minContains", "minItems", "minLength", "minProperties"),
+)
+_UPPER = ("exclusiveMaximum", "maximum")
+_LOWER = ("exclusiveMinimum", "minimum")
+_MOST_UNIQUE = 4
+"""Values of an enum of which all arrangements are written out."""
+_MOST_DEPENDENCIES = 6
+_MOST_ALTERNATIVES = 12
+"""Alternatives of which each is written with the others excluded."""
+
+
+def enforceable(schema: Schema) -> tuple[dict[str, Any], list[str]]:
+    """Rewrites a schema; gives with it what is only checked at the end, in words."""
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError):
+        return dict(schema), []  # refused elsewhere
+    return _rewritten(text)
+
+
+@lru_cache(maxsize=128)
+def _rewritten(text: str) -> tuple[dict[str, Any], list[str]]:
+    root = json.loads(text)
+    rewriting = _Rewriting(root)
+    copied = copy.deepcopy(root)
+    for node in subschemas(copied):
+        rewriting.rewrite(node)
+    return copied, list(dict.fromkeys(rewriting.notes))
+
+
+class _Rewriting:
+    """Rewrites the schemas in one document, each in place; references lead to the original."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        draft = root.get("$schema")
+        self._old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
+        self.notes: list[str] = []
+
+    def rewrite(self, node: dict[str, Any]) -> None:
+        if self._old and "$ref" in node:  # which stood alone in them
+            for key in node.keys() - {"$ref", "definitions", "$defs", "$schema", "id", "$id"}:
+                del node[key]
+        _plain_numbers(node)
+        for keyword, step in _STEPS.items():
+            if keyword in node:
+                step(self, node)
+
+    def _not(self, node: dict[str, Any]) -> None:
+        _add(node, "not", negated(self._root, node["not"]))
+
+    def _if(self, node: dict[str, Any]) -> None:
+        condition = node["if"]
+        otherwise = negated(self._root, condition)
+        if otherwise is None:
+            return
+        then, other = node.pop("then", True), node.pop("else", True)
+        branches = [_both(condition, then), _both(otherwise, other)]
+        _add(node, "if", {"anyOf": [branch for branch in branches if branch is not False]})
+
+    def _dependencies(self, node: dict[str, Any]) -> None:
+        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+            wanted = node.get(keyword)
+            if not isinstance(wanted, dict):
+                continue
+            del node[keyword]
+            for name, needed in list(wanted.items())[:_MOST_DEPENDENCIES]:
+                needed = [needed] if isinstance(needed, str) else needed
+                with_it = {"required": [name, *needed]} if isinstance(needed, list) else None
+                with_it = with_it or _both({"required": [name]}, needed)
+                without = {"properties": {name: False}}
+                _add(node, None, {"anyOf": [without, *([with_it] if with_it else [])]})
+            if len(wanted) > _MOST_DEPENDENCIES:
+                self.notes.append(f"what {len(wanted)} properties need beside them ('{keyword}')")
+
+    def _one_of(self, node: dict[str, Any]) -> None:
+        branches = node["oneOf"]
+        if not isinstance(branches, list) or not branches:
+            return
+        base = {"type": node["type"]} if "type" in node else {}
+        meets = [
+            [
+                other is not one and not disjoint(self._root, _both(base, one), _both(base, other))
+                for other in branches
+            ]
+            for one in branches
+        ]
+        exclusive: list[Any] = []
+        for one, others in zip(branches, meets, strict=True):
+            meeting = [b for b, met in zip(branches, others, strict=True) if met]
+            excluded = [negated(self._root, other) for other in meeting[:_MOST_ALTERNATIVES]]
+            if len(meeting) > _MOST_ALTERNATIVES or None in excluded:
+                exclusive = branches
+                self.notes.append("that no more than one alternative of a 'oneOf' fits")
+                break
+            whole = one
+            for schema in excluded:
+                whole = _both(whole, schema)
+            exclusive += [] if whole is False else [whole]
+        if exclusive:
+            _add(node, "oneOf", {"anyOf": copy.deepcopy(exclusive)})
+
+    def _unique(self, node: dict[str, Any]) -> None:
+        if node["uniqueItems"] is not True:
+            del node["uniqueItems"]
+            return
+        items, most = node.get("items"), node.get("maxItems")
+        if most in (0, 1) or _kinds(node) <= {
+            "null",
+            "boolean",
+            "number",
+            "integer",
+            "string",
+            "object",
+        }:
+            del node["uniqueItems"]
+            return
+        while isinstance(items, dict) and items.keys() == {"$ref"}:
+            items = target(self._root, items["$ref"])
+        values = items.get("enum") if isinstance(items, dict) else None
+        if values and len(values) <= _MOST_UNIQUE and "prefixItems" not in node and most is None:
+            del node["uniqueItems"], node["items"]
+            counts = range(node.pop("minItems", 0), len(values) + 1)
+            arranged = [
+                {
+                    "prefixItems": [_both({"const": value}, items) for value in row],
+                    "items": False,
+                    "minItems": count,
+                }
+                for count in counts
+                for row in itertools.permutations(values, count)
+            ]
+            _add(node, None, {"anyOf": arranged})
+            return
+        del node["uniqueItems"]
+        self.notes.append("that the items of an array differ ('uniqueItems')")
+
+    def _format(self, node: dict[str, Any]) -> None:
+        name = (
+            formats.SAME.get(node["format"], node["format"])
+            if isinstance(node["format"], str)
+            else ""
+        )
+        if name in formats.PATTERNS:
+            del node["format"]
+            pattern = {"pattern": formats.PATTERNS[name]}
+            if "pattern" in node:
+                _add(node, None, pattern)
+            else:
+                node.update(pattern)
+        elif name in formats.OF_THE_ENGINE:
+            node["format"] = name
+        else:
+            del node["format"]
+            self.notes.append(f"the format '{name}'")
+
+    def _names(self, node: dict[str, Any]) -> None:
+        names = node["propertyNames"]
+        while isinstance(names, dict) and names.keys() == {"$ref"}:
+            names = target(self._root, names["$ref"])
+        pattern = _pattern_of(names)
+        rest = node.get("additionalProperties", True)
+        patterns = node.get("patternProperties", {})
+        if (
+            len(patterns) == 1
+            and [*patterns][0] in ("", ".*", "^.*$")
+            and not node.get("properties")
+        ):
+            rest, patterns = [*patterns.values()][0], {}
+        if pattern is None or patterns or (node.get("properties") and rest is not False):
+            return
+        del node["propertyNames"]
+        if rest is not False:
+            node["patternProperties"] = {pattern: rest} if pattern != "" else {".*": rest}
+            node["additionalProperties"] = False
+
+
+def _pattern_of(names: Any) -> str | None:
+    """Writes the pattern of the texts that a schema for names fits; None where it says more."""
+    if not isinstance(names, dict):
+        return "" if names is True else None
+    wanted = {
+        key: value for key, value in names.items() if key not in ("title", "description", "type")
+    }
+    if names.get("type", "string") != "string":
+        return None
+    if not wanted:
+        return ""
+    if wanted.keys() == {"pattern"}:
+        return str(wanted["pattern"])
+    if wanted.keys() == {"enum"} and all(
+        isinstance(name, str) and name.isalnum() for name in names["enum"]
+    ):
+        return f"^(?:{'|'.join(names['enum'])})$"
+    if wanted.keys() <= {"minLength", "maxLength"}:
+        return rf"^[\s\S]{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}}$"
+    return None
+
+
+def _kinds(node: Schema) -> set[str]:
+    kinds = node.get("type", "array")
+    return {kinds} if isinstance(kinds, str) else set(kinds)
+
+
+def _both(one: Any, other: Any) -> Any:
+    """Writes that two schemas fit."""
+    if one is False or other is False:
+        return False
+    wanted = [schema for schema in (one, other) if schema is not True and schema != {}]
+    return copy.deepcopy({"allOf": wanted} if len(wanted) > 1 else wanted[0] if wanted else True)
+
+
+def _add(node: dict[str, Any], keyword: str | None, schema: Any) -> None:
+    """Puts a schema in the place of a keyword; None: it could not be written, the keyword stays.
+
+    At the end, so that the keys of objects come in the order in which the schema lists them.
+    """
+    if schema is None:
+        return
+    if keyword is not None:
+        del node[keyword]
+    if schema is not True:
+        schema = {"not": {}} if schema is False else schema
+        if isinstance(schema, dict) and schema.keys() == {"anyOf"} and "anyOf" not in node:
+            node.update(schema)
+        else:
+            several = node.pop("allOf", [])
+            node["allOf"] = [*several, schema]
+
+
+def _plain_numbers(node: dict[str, Any]) -> None:
+    """Writes numbers as the engine reads them: counts as integers, bounds as it can count them."""
+    for key in _COUNTS:
+        if isinstance(node.get(key), float) and node[key].is_integer():
+            node[key] = int(node[key])
+    for keys, way in ((_UPPER, -math.inf), (_LOWER, math.inf)):
+        for key in keys:
+            if isinstance(node.get(key), (int, float)) and not isinstance(node[key], bool):
+                node[key] = _bound(node[key], way)
+
+
+def _bound(value: float, inwards: float) -> float:
+    """Gives the same bound, or where the engine would round it, the next one inwards."""
+    outer = -math.copysign(_LARGEST, inwards)
+    if abs(value) > _LARGEST and (value > 0) == (outer > 0):
+        return outer
+    if isinstance(value, int) and abs(value) > _EXACT:
+        near = float(value)
+        beyond = near > value if inwards < 0 else near < value
+        return math.nextafter(near, inwards) if beyond else near
+    return value
+
+
+_STEPS: dict[str, Callable[[_Rewriting, dict[str, Any]], None]] = {
+    "not": _Rewriting._not,
+    "if": _Rewriting._if,
+    "dependencies": _Rewriting._dependencies,
+    "dependentRequired": _Rewriting._dependencies,
+    "dependentSchemas": _Rewriting._dependencies,
+    "oneOf": _Rewriting._one_of,
+    "uniqueItems": _Rewriting._unique,
+    "format": _Rewriting._format,
+    "propertyNames": _Rewriting._names,
+}
