@@ -9,12 +9,13 @@ import copy
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from mlx_rq.engine.structured import formats
-from mlx_rq.engine.structured.negation import disjoint, negated
+from mlx_rq.engine.structured.negation import Document, disjoint, negated
 from mlx_rq.engine.structured.references import target
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
@@ -28,6 +29,8 @@ _COUNTS = (
 )
 _UPPER = ("exclusiveMaximum", "maximum")
 _LOWER = ("exclusiveMinimum", "minimum")
+_ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
+_PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
 _MOST_UNIQUE = 4
 """Values of an enum of which all arrangements are written out."""
 _MOST_DEPENDENCIES = 6
@@ -59,6 +62,7 @@ class _Rewriting:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._document = Document(root)
         draft = root.get("$schema")
         self._old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
         self.notes: list[str] = []
@@ -73,11 +77,11 @@ class _Rewriting:
                 step(self, node)
 
     def _not(self, node: dict[str, Any]) -> None:
-        _add(node, "not", negated(self._root, node["not"]))
+        _add(node, "not", negated(self._document, node["not"]))
 
     def _if(self, node: dict[str, Any]) -> None:
         condition = node["if"]
-        otherwise = negated(self._root, condition)
+        otherwise = negated(self._document, condition)
         if otherwise is None:
             return
         then, other = node.pop("then", True), node.pop("else", True)
@@ -104,17 +108,15 @@ class _Rewriting:
         if not isinstance(branches, list) or not branches:
             return
         base = {"type": node["type"]} if "type" in node else {}
+        typed = [_both(base, branch) for branch in branches]
         meets = [
-            [
-                other is not one and not disjoint(self._root, _both(base, one), _both(base, other))
-                for other in branches
-            ]
-            for one in branches
+            [other is not one and not disjoint(self._document, one, other) for other in typed]
+            for one in typed
         ]
         exclusive: list[Any] = []
         for one, others in zip(branches, meets, strict=True):
             meeting = [b for b, met in zip(branches, others, strict=True) if met]
-            excluded = [negated(self._root, other) for other in meeting[:_MOST_ALTERNATIVES]]
+            excluded = [negated(self._document, other) for other in meeting[:_MOST_ALTERNATIVES]]
             if len(meeting) > _MOST_ALTERNATIVES or None in excluded:
                 exclusive = branches
                 self.notes.append("that no more than one alternative of a 'oneOf' fits")
@@ -187,17 +189,13 @@ class _Rewriting:
         pattern = _pattern_of(names)
         rest = node.get("additionalProperties", True)
         patterns = node.get("patternProperties", {})
-        if (
-            len(patterns) == 1
-            and [*patterns][0] in ("", ".*", "^.*$")
-            and not node.get("properties")
-        ):
-            rest, patterns = [*patterns.values()][0], {}
+        if len(patterns) == 1 and patterns.keys() <= _ANY_NAME and not node.get("properties"):
+            (rest,), patterns = patterns.values(), {}
         if pattern is None or patterns or (node.get("properties") and rest is not False):
             return
         del node["propertyNames"]
         if rest is not False:
-            node["patternProperties"] = {pattern: rest} if pattern != "" else {".*": rest}
+            node["patternProperties"] = {pattern: rest}
             node["additionalProperties"] = False
 
 
@@ -246,7 +244,6 @@ def _add(node: dict[str, Any], keyword: str | None, schema: Any) -> None:
     if keyword is not None:
         del node[keyword]
     if schema is not True:
-        schema = {"not": {}} if schema is False else schema
         if isinstance(schema, dict) and schema.keys() == {"anyOf"} and "anyOf" not in node:
             node.update(schema)
         else:

@@ -6,29 +6,60 @@ a schema that says the opposite in other keywords is what it can enforce.
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from mlx_rq.engine.structured.references import parts_of, target
-from mlx_rq.jobs.openai.schemas import Schema
+from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _DEEPEST = 12
-"""References and negations within each other, after which nothing is certain."""
+_MOST_STEPS = 400
+_MOST_IN_ALL = 20_000
+"""Schemas within each other, looked at for one question, and for all; then nothing is certain."""
 
 MOST_BRANCHES = 24
 """Branches of a negation, after which it is too much: each multiplies what it is merged with."""
 
-ANNOTATIONS = frozenset(
-    ("$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated")
-    + ("description", "examples", "id", "readOnly", "title", "writeOnly", "x-guidance")
-)
+ANNOTATIONS = {
+    *("$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated"),
+    *("description", "examples", "id", "readOnly", "title", "writeOnly"),
+}
 
 
-def negated(root: Schema, schema: Any, deep: int = 0) -> Any:
+class Document:
+    """A schema as a whole, where references lead to, and how much may still be asked about it."""
+
+    def __init__(self, root: Schema) -> None:
+        self.root = root
+        self._steps = 0
+        self._in_all = 0
+
+    def step(self, deep: int) -> bool:
+        """Says whether one more schema may be looked at; branches of branches have no end."""
+        self._steps = self._steps + 1 if deep else 0
+        self._in_all += 1
+        return deep <= _DEEPEST and self._steps < _MOST_STEPS and self._in_all < _MOST_IN_ALL
+
+    def comes_back(self, reference: Any) -> bool:
+        """Says whether what a reference leads to leads back to it: that is never written out."""
+        todo, seen = [target(self.root, reference)], set()
+        while todo:
+            for node in subschemas(todo.pop()):
+                inner = node.get("$ref")
+                if inner == reference:
+                    return True
+                if isinstance(inner, str) and inner not in seen:
+                    seen.add(inner)
+                    todo.append(target(self.root, inner))
+        return False
+
+
+def negated(root: Document, schema: Any, deep: int = 0) -> Any:
     """Writes the schema that fits exactly what this one does not fit; None where it cannot."""
     if isinstance(schema, bool):
         return not schema
-    if not isinstance(schema, dict) or deep > _DEEPEST:
+    if not isinstance(schema, dict) or not root.step(deep):
         return None
     branches = []
     for keyword in schema.keys() - ANNOTATIONS:
@@ -67,7 +98,7 @@ def _all(schemas: list[Any]) -> Any:
     return {"allOf": wanted} if len(wanted) > 1 else wanted[0] if wanted else True
 
 
-def _not_type(root: Schema, kinds: Any, deep: int) -> Any:
+def _not_type(root: Document, kinds: Any, deep: int) -> Any:
     listed = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(listed, list) or ("integer" in listed and "number" not in listed):
         return None  # that a number is no integer cannot be said
@@ -75,7 +106,7 @@ def _not_type(root: Schema, kinds: Any, deep: int) -> Any:
     return {"type": others} if others else False
 
 
-def _not_values(root: Schema, values: Any, deep: int) -> Any:
+def _not_values(root: Document, values: Any, deep: int) -> Any:
     """Writes that a value is none of these, which are no arrays and no objects."""
     if not isinstance(values, list) or any(isinstance(value, (list, dict)) for value in values):
         return None
@@ -94,8 +125,7 @@ def _not_values(root: Schema, values: Any, deep: int) -> Any:
     else:
         others.append("string")
     if numbers:
-        bounds = [None, *numbers, None]
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in pairwise([None, *numbers, None]):
             between: dict[str, Any] = {"type": "number"}
             between |= {} if low is None else {"exclusiveMinimum": low}
             between |= {} if high is None else {"exclusiveMaximum": high}
@@ -127,13 +157,13 @@ def _other(tree: dict[str, Any]) -> str:
     return way if "" in tree else f"{way}?"
 
 
-def _not_required(root: Schema, names: Any, deep: int) -> Any:
+def _not_required(root: Document, names: Any, deep: int) -> Any:
     if not isinstance(names, list):
         return None
     return _any([{"type": "object", "properties": {name: False}} for name in names])
 
 
-def _not_properties(root: Schema, properties: Any, deep: int) -> Any:
+def _not_properties(root: Document, properties: Any, deep: int) -> Any:
     if not isinstance(properties, dict):
         return None
     branches = []
@@ -147,7 +177,7 @@ def _not_properties(root: Schema, properties: Any, deep: int) -> Any:
 def _bound(kind: str, keyword: str, by: int = 0, least: int | None = None) -> Callable[..., Any]:
     """Negates a bound by the opposite one; nothing is below the `least` there is."""
 
-    def bound(root: Schema, value: Any, deep: int) -> Any:
+    def bound(root: Document, value: Any, deep: int) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         if least is not None and value + by < least:
@@ -157,8 +187,10 @@ def _bound(kind: str, keyword: str, by: int = 0, least: int | None = None) -> Ca
     return bound
 
 
-_NEGATED: dict[str, Callable[[Schema, Any, int], Any]] = {
-    "$ref": lambda root, ref, deep: negated(root, target(root, ref), deep),
+_NEGATED: dict[str, Callable[[Document, Any, int], Any]] = {
+    "$ref": lambda root, ref, deep: (
+        None if root.comes_back(ref) else negated(root, target(root.root, ref), deep)
+    ),
     "allOf": lambda root, schemas, deep: _any([negated(root, one, deep) for one in schemas]),
     "anyOf": lambda root, schemas, deep: _all([negated(root, one, deep) for one in schemas]),
     "not": lambda root, schema, deep: copy.deepcopy(schema),
@@ -178,13 +210,13 @@ _NEGATED: dict[str, Callable[[Schema, Any, int], Any]] = {
 }
 
 
-def disjoint(root: Schema, one: Any, other: Any, deep: int = 0) -> bool:
+def disjoint(root: Document, one: Any, other: Any, deep: int = 0) -> bool:
     """Says whether it is certain that no value fits both schemas."""
     if one is False or other is False:
         return True
-    if deep > _DEEPEST:
+    if not root.step(deep):
         return False
-    ones, others = (list(parts_of(root, schema, sure=True)) for schema in (one, other))
+    ones, others = (list(parts_of(root.root, schema, sure=True)) for schema in (one, other))
     if any(_apart(a, b) for a in ones for b in others):
         return True
     for parts, against in ((ones, other), (others, one)):
@@ -239,9 +271,12 @@ def _kinds(schema: Schema) -> set[str]:
 
 
 def _kind(value: Any) -> str:
-    if value is None or isinstance(value, (bool, str)):
-        return {type(None): "null", bool: "boolean", str: "string"}[type(value)]
-    return {list: "array", dict: "object"}.get(type(value), "number")
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", list: "array", dict: "object"}
+    return next((name for of, name in names.items() if isinstance(value, of)), "number")
 
 
 def _may_be(parts: list[dict[str, Any]]) -> set[str]:
