@@ -95,11 +95,14 @@ class _Rewriting:
                 continue
             del node[keyword]
             for name, needed in list(wanted.items())[:_MOST_DEPENDENCIES]:
-                needed = [needed] if isinstance(needed, str) else needed
-                with_it = {"required": [name, *needed]} if isinstance(needed, list) else None
-                with_it = with_it or _both({"required": [name]}, needed)
+                names = [needed] if isinstance(needed, str) else needed
+                names = [name, *(names if isinstance(names, list) else ())]
+                # Listed too, and so in this order where the object lists none of them.
+                with_it: Any = {"properties": dict.fromkeys(names, True), "required": names}
+                if isinstance(needed, (dict, bool)):
+                    with_it = _both(with_it, needed)
                 without = {"properties": {name: False}}
-                _add(node, None, {"anyOf": [without, *([with_it] if with_it else [])]})
+                _add(node, None, {"anyOf": [without, *([with_it] if with_it else ())]})
             if len(wanted) > _MOST_DEPENDENCIES:
                 self.notes.append(f"what {len(wanted)} properties need beside them ('{keyword}')")
 

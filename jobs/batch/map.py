@@ -8,17 +8,17 @@ from mlx_rq.jobs.batch.lines import Line, bad_line, good_line
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.batch.tables import ROW_URL, iterate_rows
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
-from mlx_rq.jobs.openai.answers import Schema, text_of, value_of
+from mlx_rq.jobs.openai.answers import text_of, value_of
 from mlx_rq.jobs.openai.errors import JobFailed, RequestError
 from mlx_rq.jobs.openai.plain import plain
 from mlx_rq.jobs.openai.priority import Priority
+from mlx_rq.jobs.openai.schema_types import Schema, response_format
 from mlx_rq.jobs.queue.options import (
     BATCH_PRIORITY,
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESULT_TTL,
     JobOptions,
 )
-from mlx_rq.jobs.queue.prepare import response_format
 
 Row = Mapping[str, Any]
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from redis import Redis
 from rq.job import Job as RQJob
 from rq.job import JobStatus
@@ -22,6 +21,7 @@ from mlx_rq.jobs.openai.errors import (
     error_object,
 )
 from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.schema_types import Schema, read_value
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
@@ -58,7 +58,7 @@ class Job:
         job_id: str,
         redis_url: str | None = None,
         *,
-        schema: type[BaseModel] | Mapping[str, Any] | None = None,
+        schema: Schema | None = None,
     ) -> None:
         self.id = job_id
         self.redis_url = resolve_url(redis_url)
@@ -169,16 +169,14 @@ class Job:
     def parsed(self, timeout: float | None = None) -> Any:
         """Waits for a structured answer and returns it as what `schema` asked for.
 
-        A pydantic class gives an instance of it, a JSON schema the plain value. Raises as `result`
+        A type gives a value of it, a JSON schema the plain value. Raises as `result`
         does, and NotParsed, which carries the text, where that does not fit: the budget cut it off,
-        or the class asks for more than its JSON schema says.
+        or the type asks for more than its JSON schema says.
         """
         response = self.result(timeout)
         text = text_of(response)
         try:
-            if isinstance(self._schema, type):
-                return self._schema.model_validate_json(text)
-            return json.loads(text)
+            return read_value(text, self._schema)
         except ValueError as error:  # pydantic's ValidationError is one
             raise NotParsed(self.id, text, finish_reason_of(response), error) from error
 
@@ -220,7 +218,7 @@ class Job:
 def fetch(
     job_id: str,
     *,
-    schema: type[BaseModel] | Mapping[str, Any] | None = None,
+    schema: Schema | None = None,
     redis_url: str | None = None,
 ) -> Job:
     """Finds a job again by its id. Raises JobNotFound where there is none."""

@@ -5,9 +5,9 @@ from typing import Any, Unpack
 
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job
-from mlx_rq.jobs.openai.answers import Schema
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import Priority
+from mlx_rq.jobs.openai.schema_types import Schema, response_format
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.enqueue import enqueue
 from mlx_rq.jobs.queue.eviction import warn_once_of_eviction
@@ -18,7 +18,7 @@ from mlx_rq.jobs.queue.options import (
     JobOptionFields,
     JobOptions,
 )
-from mlx_rq.jobs.queue.prepare import Prepared, prepare, response_format
+from mlx_rq.jobs.queue.prepare import Prepared, prepare
 
 
 def submit(
@@ -26,6 +26,7 @@ def submit(
     /,
     *,
     schema: Schema | None = None,
+    strict: bool = True,
     priority: Priority = DEFAULT_PRIORITY,
     result_ttl: int = DEFAULT_RESULT_TTL,
     timeout: float | None = None,
@@ -46,8 +47,11 @@ def submit(
         generates nothing. `model` says which model answers, by default any worker's. At most 4 MiB
         of JSON (MLX_RQ_MAX_BODY of the environment, as 16MB).
     fields: fields of the body, over those of `body`.
-    schema: a pydantic class or a JSON schema that the answer follows; goes into the body as its
-        `response_format`. By default the answer is free text, or what the body asks for.
+    schema: what the answer follows: a JSON schema, or any type of which pydantic makes one, as a
+        model, a dataclass, a TypedDict, `list[X]`; goes into the body as its `response_format`. By
+        default the answer is free text, or what the body asks for.
+    strict: whether all of the schema is enforced, or refused; False: what cannot be is validated at
+        the end, and objects may have more properties than are named.
 
     Options of the job (`JobOptions`; their limits stand there):
 
@@ -77,7 +81,7 @@ def submit(
     options = JobOptions(priority, result_ttl, timeout, max_attempts, stream, webhook, owner)
     whole = fields if body is None else {**body, **fields} if isinstance(body, Mapping) else body
     redis_url = resolve_url(redis_url)
-    answer_format = None if schema is None else response_format(schema)
+    answer_format = None if schema is None else response_format(schema, strict=strict)
     prepared = with_history(prepare(whole, answer_format), redis_url, owner)
     idempotency_keys = None if idempotency_key is None else [idempotency_key]
     (job,) = send([prepared], options, idempotency_keys, redis_url=redis_url, schema=schema)
@@ -88,6 +92,7 @@ def submit_many(
     bodies: Iterable[Mapping[str, Any]],
     *,
     schema: Schema | None = None,
+    strict: bool = True,
     idempotency_keys: Sequence[str] | None = None,
     redis_url: str | None = None,
     **options: Unpack[JobOptionFields],
@@ -97,7 +102,7 @@ def submit_many(
     Every body is checked, and there is room for all, before the first is enqueued.
 
     bodies: requests, each as `submit` takes it; of any kinds and models.
-    schema: as of `submit`, for all of them.
+    schema, strict: as of `submit`, for all of them.
     options: `priority`, `result_ttl`, `timeout`, `max_attempts`, `stream`, `webhook`,
         `owner`, as of `submit`, for all of them.
     idempotency_keys: one for each body, all different; None: every call makes new jobs.
@@ -109,7 +114,7 @@ def submit_many(
     """
     job_options = JobOptions(**options)
     redis_url = resolve_url(redis_url)
-    answer_format = None if schema is None else response_format(schema)
+    answer_format = None if schema is None else response_format(schema, strict=strict)
     prepared: list[Prepared] = []
     for index, body in enumerate(bodies):
         try:

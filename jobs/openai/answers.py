@@ -1,16 +1,12 @@
 """Takes the answer out of a response object: its text, or the value that a schema asked for."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from pydantic import BaseModel
 
 from mlx_rq.jobs.openai.errors import JobFailed, error_object
 from mlx_rq.jobs.openai.job_request import JobRequest, Said
 from mlx_rq.jobs.openai.kinds import KINDS
-
-Schema = type[BaseModel] | Mapping[str, Any]
+from mlx_rq.jobs.openai.schema_types import Schema, read_value
 
 _BY_OBJECT: Mapping[str, type[JobRequest]] = {
     request.object_name: request for request in KINDS.values()
@@ -69,13 +65,13 @@ def finish_reason_of(response: Mapping[str, Any]) -> str:
 
 
 def value_of(response: Mapping[str, Any], schema: Schema) -> Any:
-    """Reads a structured answer: an instance of the pydantic class, or the plain JSON value.
+    """Reads a structured answer: a value of the type, or the plain JSON value.
 
     Raises JobFailed where the text is not such a value, as when it was cut off at its last token.
     """
     text = text_of(response)
     try:
-        return schema.model_validate_json(text) if isinstance(schema, type) else json.loads(text)
+        return read_value(text, schema)
     except ValueError as error:
         if finish_reason_of(response) == "length":
             message = "The answer was cut off at its most tokens, before its JSON was complete."

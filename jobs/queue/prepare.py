@@ -6,8 +6,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
@@ -84,15 +82,3 @@ def check_encoded(encoded: bytes, body: Mapping[str, Any]) -> None:
     is_safe = len(encoded) <= max_body_bytes() and b"\\ud" not in encoded
     if not is_safe or b"NaN" in encoded or b"Infinity" in encoded:
         encode_body(body)
-
-
-def response_format(schema: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a schema as the `response_format` that OpenAI's client would send for it."""
-    if isinstance(schema, Mapping):
-        name, json_schema = "answer", dict(schema)
-    else:
-        name, json_schema = schema.__name__, schema.model_json_schema()
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": name, "schema": json_schema, "strict": True},
-    }

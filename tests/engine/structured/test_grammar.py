@@ -11,6 +11,7 @@ import speaking
 from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
+from mlx_rq.engine.structured.enforceable import enforceable
 from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import Guidance
 from mlx_rq.jobs.openai.errors import RequestError
@@ -212,20 +213,15 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
 }
 REFUSED: dict[str, tuple[Any, str]] = {
-    "not": ({"not": {"type": "integer"}}, '"not"'),
-    "if": ({"type": "integer", "if": {"minimum": 2}, "then": {"maximum": 4}}, '"if"'),
-    "uniqueItems": ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
+    "not": ({"not": {"pattern": "a"}}, '"not"'),
+    "if": ({"type": "string", "if": {"pattern": "a"}, "then": {"maxLength": 4}}, '"if"'),
     "contains": ({"type": "array", "contains": {"type": "integer"}}, '"contains"'),
-    "propertyNames": ({**OBJECT, "propertyNames": {"maxLength": 2}}, '"propertyNames"'),
-    "dependentRequired": ({**OBJECT, "dependentRequired": {"a": ["b"]}}, '"dependentRequired"'),
-    "dependentSchemas": ({**OBJECT, "dependentSchemas": {"a": {}}}, '"dependentSchemas"'),
+    "propertyNames": ({**OBJECT, "propertyNames": {"format": "date"}}, '"propertyNames"'),
     "unevaluatedProperties": (
         {**OBJECT, "unevaluatedProperties": False},
         '"unevaluatedProperties"',
     ),
     "unevaluatedItems": ({"type": "array", "unevaluatedItems": False}, '"unevaluatedItems"'),
-    "oneOf that overlaps": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
-    "format": ({"type": "string", "format": "telephone"}, "telephone"),
     "lookahead": ({"type": "string", "pattern": "a(?=b)"}, "look-around"),
     "false": ({**OBJECT, "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
     "no number between": ({"type": "integer", "minimum": 3, "maximum": 2}, "greater than"),
@@ -245,6 +241,133 @@ def test_keyword_is_enforced(keyword: str) -> None:
     assert [v for v in valid if not fits(grammar, json.dumps(v, ensure_ascii=False))] == []
     assert [v for v in invalid if fits(grammar, json.dumps(v, ensure_ascii=False))] == []
     assert not grammar.warnings
+
+
+A, B = ({**OBJECT, "properties": {"t": {"const": name}}, "required": ["t"]} for name in "ab")
+OPEN = {**OBJECT, "additionalProperties": True}
+# Keyword: a schema that is enforced in other words, what fits it, what does not.
+REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "not type": ({"not": {"type": ["string", "null"]}}, [1, [], True], ["a", None]),
+    "not const": ({"type": "string", "not": {"const": "ab"}}, ["a", "abc", "", "b"], ["ab", 1]),
+    "not enum": ({"not": {"enum": ["a", 2, None]}}, ["b", 1, 2.5, 3, [], True], ["a", 2, None]),
+    "not required": ({**OPEN, "not": {"required": ["a", "b"]}}, [{"a": 1}, {}], [{"a": 1, "b": 1}]),
+    "not of a property": (
+        {**OPEN, "properties": {"t": {"type": "string"}}, "not": A},
+        [{"t": "b"}, {}],
+        [{"t": "a"}],
+    ),
+    "not either": ({"not": {"anyOf": [{"type": "string"}, {"minimum": 3}]}}, [2, -1.5], [3, "a"]),
+    "if": (
+        {**OPEN, "if": A, "then": {"required": ["x"]}, "else": {"required": ["y"]}},
+        [{"t": "a", "x": 1}, {"t": "b", "y": 1}, {"y": 1}],
+        [{"t": "a", "y": 1}, {"t": "b", "x": 1}, {}],
+    ),
+    "dependentRequired": (
+        {**OBJECT, "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+        [{"a": 1, "b": 1}, {"b": 1}, {}],
+        [{"a": 1}],
+    ),
+    "dependentSchemas": (
+        {**OPEN, "dependentSchemas": {"a": {"properties": {"b": {"type": "integer"}}}}},
+        [{"a": 1, "b": 1}, {"b": "x"}, {"a": 1}],
+        [{"a": 1, "b": "x"}],
+    ),
+    "oneOf behind references": (
+        {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": {"A": A, "B": B}},
+        [{"t": "a"}, {"t": "b"}],
+        [{"t": "c"}, {}],
+    ),
+    "oneOf of requirements": (
+        {**OBJECT, "properties": {"a": {}, "b": {}}, "oneOf": [{"required": [n]} for n in "ab"]},
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1, "b": 1}, {}],
+    ),
+    "oneOf of bounds": (
+        {"type": "integer", "oneOf": [{"maximum": 4}, {"minimum": 3}]},
+        [2, 5],
+        [3],
+    ),
+    "uniqueItems": (
+        {"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True, "minItems": 1},
+        [["a"], ["b", "a"], [1, "b", "a"]],
+        [[], ["a", "a"], ["c"]],
+    ),
+    "propertyNames": (
+        {**OPEN, "propertyNames": {"pattern": "^[ab]$"}},
+        [{"a": 1}, {}],
+        [{"c": 1}],
+    ),
+    "64 bits": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5], [10**19]),
+    "beyond 64 bits": ({"type": "number", "maximum": 2.0**64}, [10**18, -3], [3 * 10**19]),
+    "beyond the exact": ({"type": "integer", "maximum": 2**53 + 1}, [2**53], [2**53 + 2]),
+    "counts as decimals": ({"type": "array", "maxItems": 1.0}, [[1]], [[1, 2]]),
+    "leap days": (
+        {"format": "date"},
+        ["2024-02-29", "2000-02-29", "1999-12-31"],
+        ["7999-02-29", "1900-02-29", "2023-02-30", "0000-01-01"],
+    ),
+    "seconds": ({"format": "time"}, ["23:58:59Z", "01:02:03.5+02:00"], ["23:58:60Z", "24:00:00Z"]),
+    "other formats": (
+        {"enum": ["/a~1b", "a", "a~2"], "format": "json-pointer"},
+        ["/a~1b"],
+        ["a", "a~2"],
+    ),
+    "an old draft's $ref": (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "definitions": {"n": {"type": "integer"}},
+            "items": {"$ref": "#/definitions/n", "minimum": 5},
+            "type": "array",
+        },
+        [[1]],
+        [["a"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("keyword", REWRITTEN)
+def test_keyword_is_enforced_in_other_words(keyword: str) -> None:
+    schema, valid, invalid = REWRITTEN[keyword]
+    for strict in (True, False):
+        grammar = compiled(**json_schema(schema, strict))
+        (check,) = grammar.checks
+        assert check is not None
+        assert [v for v in valid if not fits(grammar, json.dumps(v)) or check.fault(v)] == []
+        assert [v for v in invalid if fits(grammar, json.dumps(v))] == []
+        assert not grammar.warnings
+
+
+LEFT_TO_THE_CHECK: dict[str, tuple[Any, str]] = {
+    "oneOf that overlaps": (
+        {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "b$"}]},
+        "oneOf",
+    ),
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "format": ({"type": "string", "format": "telephone"}, "telephone"),
+}
+
+
+@pytest.mark.parametrize("keyword", LEFT_TO_THE_CHECK)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_is_left_to_the_check_is_told(keyword: str, strict: bool) -> None:
+    schema, told = LEFT_TO_THE_CHECK[keyword]
+    grammar = compiled(**json_schema(schema, strict))
+    assert told in " ".join(grammar.warnings)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"$ref": "#"}},
+        {"type": "array", "items": {"not": {"not": {"$ref": "#"}}}},
+        {"oneOf": [{"$ref": "#/$defs/a"}] * 30, "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
+        {"if": {"if": {"if": {"not": {}}, "then": {"not": {}}}, "else": {"not": {}}}},
+        {"not": {"anyOf": [{"properties": {str(n): {"enum": [n]} for n in range(50)}}] * 50}},
+    ],
+)
+def test_rewriting_ends(schema: Any) -> None:
+    rewritten, _ = enforceable(schema)
+    assert len(json.dumps(rewritten)) < 5 * len(json.dumps(schema)) + 5_000
 
 
 @pytest.mark.parametrize("keyword", REFUSED)
@@ -311,7 +434,7 @@ def test_a_grammar_to_which_no_short_end_is_found_is_none_the_worse() -> None:
 
 @pytest.mark.parametrize(
     "keyword",
-    ["not", "if", "uniqueItems", "contains", "propertyNames", "dependentRequired", "format"],
+    ["not", "if", "contains", "propertyNames", "unevaluatedProperties"],
 )
 def test_what_is_not_strict_is_checked_at_the_end_and_warns(keyword: str) -> None:
     schema, reason = REFUSED[keyword]
