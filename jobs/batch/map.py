@@ -29,6 +29,7 @@ def map(
     *,
     system: str | None = None,
     schema: Schema | None = None,
+    strict: bool = True,
     ordered: bool = True,
     concurrency: int | None = None,
     priority: Priority = BATCH_PRIORITY,
@@ -42,9 +43,10 @@ def map(
 
     `rows` is any iterable of mappings, a pandas or polars frame, a pyarrow table or a Hugging Face
     dataset. `prompt` and `system` are templates: `"Review {product}"`; `fields` are further fields
-    of the body, as `model` and `max_completion_tokens`. The answer is a text, with a `schema` an
-    instance of the pydantic class or the plain value. Where there is none, the second of the pair
-    is the RequestError or JobFailed that says why: `isinstance(answer, Exception)`.
+    of the body, as `model` and `max_completion_tokens`. The answer is a text, with a `schema` (as
+    `submit` takes it, `strict` too) a value of its type or the plain value. Where there is none,
+    the second of the pair is the RequestError or JobFailed that says why: `isinstance(answer,
+    Exception)`.
 
     Rows come in their order, or with `ordered=False` as they end. They are read as jobs end: at
     most `concurrency` (default 2,000) are on the way at once. Leaving the loop cancels those.
@@ -58,7 +60,7 @@ def map(
         )
     settings = plain(fields)
     if schema is not None:
-        settings["response_format"] = response_format(schema)
+        settings["response_format"] = response_format(schema, strict=strict)
     template = ChatTemplate(
         Template(prompt, "prompt"), Template(system, "system") if system else None, settings
     )

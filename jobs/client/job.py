@@ -1,6 +1,5 @@
 """The producer's end of a job: ask, wait, cancel, read."""
 
-import json
 import math
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping

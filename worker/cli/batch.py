@@ -20,7 +20,6 @@ from mlx_rq.jobs.batch.lines import Source
 from mlx_rq.jobs.batch.state import State, open_state
 from mlx_rq.jobs.batch.tally import Tally
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
-from mlx_rq.jobs.openai.schema_types import response_format
 from mlx_rq.jobs.queue.options import BATCH_PRIORITY
 from mlx_rq.worker.cli.batch_files import (
     PIPE,

@@ -18,7 +18,7 @@ from mlx_rq.jobs.batch.parquet import needs_pyarrow
 from mlx_rq.jobs.batch.state import State, state_of
 from mlx_rq.jobs.batch.tables import DELIMITERS, TemplatedRows, open_table, refuse_workbook
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
-from mlx_rq.jobs.queue.prepare import response_format
+from mlx_rq.jobs.openai.schema_types import response_format
 from mlx_rq.worker.cli.jobs import parse_parameters
 
 PIPE = "-"
