@@ -71,6 +71,9 @@ class _Rewriting:
         if self._old and "$ref" in node:  # which stood alone in them
             for key in node.keys() - {"$ref", "definitions", "$defs", "$schema", "id", "$id"}:
                 del node[key]
+        if "if" not in node:  # without which they say nothing
+            node.pop("then", None)
+            node.pop("else", None)
         _plain_numbers(node)
         for keyword, step in _STEPS.items():
             if keyword in node:

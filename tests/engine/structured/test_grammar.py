@@ -262,6 +262,7 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"t": "a", "x": 1}, {"t": "b", "y": 1}, {"y": 1}],
         [{"t": "a", "y": 1}, {"t": "b", "x": 1}, {}],
     ),
+    "then without if": ({"type": "integer", "then": {"minimum": 5}}, [1], ["a"]),
     "dependentRequired": (
         {**OBJECT, "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
         [{"a": 1, "b": 1}, {"b": 1}, {}],
