@@ -186,6 +186,10 @@ class MLXEngine:
         """Tells what tasks have said so far, but for those that said nothing yet or ended."""
         return partials(task_ids, self._sequences)
 
+    def generated(self) -> dict[str, int]:
+        """Tells how many tokens each task of the batch has generated so far, all choices taken."""
+        return self._sequences.generated()
+
     def check(self) -> None:
         """Raises IntegrityError where tasks, states, indexes, KV and counters do not agree."""
         check(self._sequences, self.totals)

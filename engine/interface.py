@@ -136,6 +136,9 @@ class Engine(Protocol):
         Costs nothing for other tasks.
         """
 
+    def generated(self) -> Mapping[str, int]:
+        """Tells how many tokens each task of the batch has generated so far."""
+
     def spare(self, count: int) -> Collection[str]:
         """Ids of up to so many tasks, the last first, that another engine might as well do."""
 

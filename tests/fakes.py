@@ -96,6 +96,7 @@ class FakeEngine:
         self.asked = 0
         """How often somebody asked what tasks have said so far."""
         self._said: dict[str, Sequence[Partial]] = {}
+        self._counted: dict[str, int] = {}
         self._tasks: dict[str, Task] = {}
         self._holding = hold
         self._released: set[str] = set()
@@ -168,6 +169,10 @@ class FakeEngine:
                 if task_id in self._said and task_id in self._tasks
             }
 
+    def generated(self) -> dict[str, int]:
+        with self._changed:
+            return {task_id: self._counted.get(task_id, 0) for task_id in self.in_flight}
+
     def spare(self, count: int) -> list[str]:
         with self._changed:
             waiting = list(self._tasks)[self.capacity :] if self.spares else []
@@ -198,6 +203,11 @@ class FakeEngine:
         """Lets a task have said so much by now."""
         with self._changed:
             self._said[task_id] = said
+
+    def count(self, task_id: str, tokens: int) -> None:
+        """Lets a task have generated so many tokens by now."""
+        with self._changed:
+            self._counted[task_id] = tokens
 
     def fail_next_step(self, error: BaseException) -> None:
         """Makes the next step raise."""

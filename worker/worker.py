@@ -38,8 +38,10 @@ from mlx_rq.worker.leases.machine import this_process
 from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import Count
 from mlx_rq.worker.leases.rq_registration import RQRegistration
+from mlx_rq.worker.live import LiveReport
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
+from mlx_rq.worker.process.chip import chip
 from mlx_rq.worker.process.power import KeepAwake
 from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.process.throttle import Throttle
@@ -114,6 +116,13 @@ class MLXWorker(RQRegistration):
             recover=self.claims.queues,
             name=self._name,
         )
+        self._live = LiveReport(
+            engine,
+            connection,
+            self.name,
+            ended=lambda: self._outbox.ended,
+            say=self._leases.say,
+        )
 
     def _held(self) -> list[ClaimedJob]:
         with self._lock:
@@ -127,6 +136,7 @@ class MLXWorker(RQRegistration):
             "fingerprint": self.engine.fingerprint,
             "host": self.hostname,
             "machine": self.options.machine,
+            "chip": chip(),
             **this_process(),
             "prefix_sharing": self.engine.prefix_sharing,
             "capacity": self.engine.capacity,
@@ -137,6 +147,7 @@ class MLXWorker(RQRegistration):
             "discarded": self._outbox.discarded,
             "memory": dict(self.engine.memory()),
             "totals": asdict(self.engine.totals),
+            "rates": self._live.rates,
         }
 
     def run(self) -> int:
@@ -181,6 +192,7 @@ class MLXWorker(RQRegistration):
         self._throttle.grow()
         if not self._redis_retry.away:
             self._stream.publish()
+        self._redis_retry.attempt(self._live.turn)
         self._redis_retry.attempt(self._commit)
         if self.options.check:
             self._integrity.turn(self._jobs.keys())
@@ -375,6 +387,7 @@ class MLXWorker(RQRegistration):
                 logger.info("handed back %d jobs", returned)
             if not self._name.lost:  # else the records are another's
                 self._leases.forget()
+                self._live.forget()
             self.sign_off(self._name)
         except RedisError as error:
             logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)

@@ -11,6 +11,7 @@ The containers are indexes that these methods keep in step with the states: `com
 must hold.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -80,6 +81,14 @@ class SequenceTable:
         for sequence in sequences:
             duplicates = sequence.duplicates or self.scheduler.duplicates_of(sequence)
             yield from filter(self.is_asked_for, (sequence, *duplicates))
+
+    def generated(self) -> dict[str, int]:
+        """Tells how many tokens each task of the batch has generated so far, all choices taken."""
+        counts: Counter[str] = Counter()
+        for sequence in self.running:
+            for one in self.asked_for([sequence]):
+                counts[one.task_id] += len(sequence.text.tokens)
+        return counts
 
     def spare(self, count: int, *, batch_size: int) -> list[str]:
         """Names up to so many tasks that another engine might as well do, those that come last.

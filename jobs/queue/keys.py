@@ -10,6 +10,7 @@
     mlx-rq:name:<worker name>       string   the lease on the name: who has it; TTL
     mlx-rq:models                   zset     names that workers served, by when that was last
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
+    mlx-rq:rows:<worker name>       string   how many tokens its running jobs have; JSON; TTL
     mlx-rq:idempotency:<sha256>     hash     job id and body hash of an idempotency key; TTL
     mlx-rq:idempotency:<owner>:…             those of a client of an HTTP server with keys
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
@@ -103,6 +104,11 @@ def worker_name(name: str) -> str:
 def in_flight(name: str) -> str:
     """Names the record of the jobs that a worker is generating: what died, if it dies."""
     return f"{IN_FLIGHT}{name}"
+
+
+def rows(name: str) -> str:
+    """Names the record of the jobs that decode in a worker, with their tokens so far."""
+    return f"mlx-rq:rows:{name}"
 
 
 def idempotency(key: str, owner: str | None = None) -> str:

@@ -50,6 +50,7 @@ class WorkerTotals(_Lenient):
     decode_steps: Count = 0
     prefill_seconds: Seconds = 0.0
     decode_seconds: Seconds = 0.0
+    prefix_bytes: Count = 0
 
 
 class WorkerMemory(_Lenient):
@@ -61,6 +62,22 @@ class WorkerMemory(_Lenient):
     ceiling: Count | None = None
 
 
+class WorkerSpeed(_Lenient):
+    """Tokens and jobs in a second."""
+
+    prompt_tokens: Seconds = 0.0
+    generated_tokens: Seconds = 0.0
+    jobs: Seconds = 0.0
+
+
+class WorkerRates(_Lenient):
+    """How fast a worker is `now` (10 s), was in `recent` (15 min), and while it had jobs."""
+
+    now: WorkerSpeed = Field(default_factory=WorkerSpeed)
+    recent: WorkerSpeed = Field(default_factory=WorkerSpeed)
+    jobs_at_work: Seconds | None = None
+
+
 class WorkerRecord(_Lenient):
     """What a live worker says of itself (`MLXWorker.describe`)."""
 
@@ -68,6 +85,7 @@ class WorkerRecord(_Lenient):
     model: str = ""
     host: str = ""
     machine: str = ""
+    chip: str = ""
     pid: Count = 0
     prefix_sharing: str = ""
     capacity: Count = 0
@@ -77,6 +95,7 @@ class WorkerRecord(_Lenient):
     paused: str | None = None
     totals: WorkerTotals = Field(default_factory=WorkerTotals)
     memory: WorkerMemory = Field(default_factory=WorkerMemory)
+    rates: WorkerRates = Field(default_factory=WorkerRates)
 
 
 def live_workers(connection: Redis) -> list[dict[str, Any]]:

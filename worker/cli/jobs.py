@@ -6,17 +6,16 @@ from typing import Any, TextIO
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from mlx_rq.jobs.client import submit as submit_module
 from mlx_rq.jobs.client.job import fetch
 from mlx_rq.jobs.openai.answers import said_in
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.connection import connect, reachable
-from mlx_rq.jobs.queue.overview import overview
+from mlx_rq.jobs.queue.status import status as status_of_all
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option
 from mlx_rq.worker.cli.job_options import job_options
-from mlx_rq.worker.cli.queue import limit_lines
+from mlx_rq.worker.cli.status_view import view
 
 
 def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -162,57 +161,11 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
         return
     connection = connect(redis_url)
     with reachable(connection):
-        state = overview(connection)
+        state = status_of_all(connection)
     if as_json:
         print_json(state)
     else:
-        _print_overview(state)
-
-
-def _print_overview(state: dict[str, Any]) -> None:
-    # Names of models are anybody's: nothing in them is markup.
-    console = Console(markup=False, emoji=False)
-    queues = Table("model", "priority", "queued", "in progress", "completed", "failed", "cancelled")
-    for queue in state["queues"]:
-        queues.add_row(*(str(value) for value in queue.values()))
-    console.print(queues if state["queues"] else "No queue yet: nothing was submitted.")
-    workers = Table(
-        *("worker", "model", "host", "batch", "waiting", "ended", "prompt tokens computed"),
-        *("memory", "shared prefixes"),
-    )
-    for worker in state["workers"]:
-        totals = worker["totals"]
-        prompt = totals["prompt_tokens"]
-        computed = f"{totals['prefilled_tokens']:,} of {prompt:,}"
-        if distinct := totals.get("distinct_tokens"):
-            computed += f", {totals['prefilled_tokens'] / distinct:.2f} x distinct"
-        workers.add_row(
-            worker["name"][:8],
-            worker["model"],
-            f"{worker['host']}:{worker['pid']}",
-            f"{worker['running']}/{worker['capacity']}",
-            str(worker["waiting"]),
-            f"{worker['ended']:,}",
-            computed,
-            _memory(worker.get("memory") or {}),
-            worker.get("prefix_sharing", ""),
-        )
-    console.print(
-        workers if state["workers"] else "No live worker: start one with `mlx-rq worker`."
-    )
-    for line in limit_lines(state["limits"]):
-        console.print(line, highlight=False)
-    for note in state["notes"]:
-        console.print(f"note: {note}", highlight=False)
-
-
-def _memory(held: Mapping[str, int | None]) -> str:
-    """Says how much of its memory a worker's MLX holds."""
-    if held.get("active") is None:
-        return ""
-    said = f"{held['active'] / 1e9:.1f}"  # type: ignore[operator]
-    ceiling = held.get("ceiling")
-    return f"{said} GB" if ceiling is None else f"{said} of {ceiling / 1e9:.1f} GB"
+        Console(highlight=False).print(view(state))
 
 
 COMMANDS = (submit, result, status)

@@ -440,23 +440,34 @@ class TestStatus:
 
     def test_of_an_empty_server(self, run: Run) -> None:
         assert run("status").stdout.splitlines() == [
-            "No queue yet: nothing was submitted.",
             "No live worker: start one with `mlx-rq worker`.",
+            "No queue yet: nothing was submitted.",
         ]
         state = json.loads(run("status", "--json").stdout)
         assert state.pop("limits").keys() == {"jobs", "bytes"}
-        assert state == {"queues": [], "workers": [], "notes": []}
+        tokens = dict.fromkeys(
+            ("prompt_tokens", "distinct_tokens", "prefilled_tokens", "saved_tokens"), 0
+        )
+        assert state == {
+            "version": 1,
+            "queues": [],
+            "workers": [],
+            "sharing": {**tokens, "ratio": None},
+            "failures": [],
+            "notes": [],
+        }
 
     def test_of_queues_and_workers(self, run: Run, start_worker: StartWorker) -> None:
         start_worker(FakeEngine("m"), name="mac-1")
         submit(messages=HI).result(PATIENCE)
         submit(messages=HI, model="other")
-        result = run("status", COLUMNS="200")
+        result = run("status")
         text = result.stdout
         assert result.exit_code == 0
-        assert re.search(r"│ default +│ default +│ 0 +│ 0 +│ 1 +│ 0 +│ 0 +│", text), text
-        assert re.search(r"│ other +│ default +│ 1 +│ 0 +│ 0 +│ 0 +│ 0 +│", text), text
-        assert "mac-1" in text
+        assert re.search(r"^default +normal +0 +0 +1 +0 +0 +- +-$", text, re.M), text
+        assert re.search(r"^other +normal +1 +0 +0 +0 +0 +\d+ s +-$", text, re.M), text
+        assert "worker mac-1 · m\n" in text
+        assert "0 of 16 rows run · 0 wait in it · " in text
         assert "held once (fake)" in text
         assert "6.0 of 8.0 GB" in text
         assert "jobs wait for 'other', which no live worker serves" in text
@@ -476,9 +487,9 @@ class TestStatus:
         result = run("status", COLUMNS="300")
         assert result.exit_code == 0
         lines = result.stdout.splitlines()
-        queues = [line for line in lines if "default" in line]
-        assert sorted(queue.split("│")[1].strip() for queue in queues) == [name, f"{name}!"]
-        assert any(line.split("│")[2].strip() == name for line in lines if "held once" in line)
+        queues = [line for line in lines if " normal " in line]
+        assert sorted(queue.split()[0] for queue in queues) == [name, f"{name}!"]
+        assert lines[0].endswith(f" · {name}")
         assert f"jobs wait for {f'{name}!'!r}, which no live worker serves" in result.stdout
 
 

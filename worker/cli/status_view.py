@@ -1,0 +1,142 @@
+"""How the state of queues and workers looks on a terminal, in 80 columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mlx_rq.worker.cli.batch_progress import duration
+from mlx_rq.worker.cli.queue import limit_lines
+
+NO_WORKER = "No live worker: start one with `mlx-rq worker`."
+NO_QUEUE = "No queue yet: nothing was submitted."
+
+
+def view(state: Mapping[str, Any]) -> RenderableType:
+    """Draws all of it (`mlx_rq.jobs.queue.status`)."""
+    return Group(
+        *(worker_lines(state["workers"]) if state["workers"] else [Text(NO_WORKER)]),
+        queue_table(state["queues"]) if state["queues"] else Text(NO_QUEUE),
+        *sharing_lines(state["sharing"]),
+        *failure_lines(state["failures"]),
+        *(line(text) for text in limit_lines(state["limits"])),
+        *(line(f"note: {note}", cut=False) for note in state["notes"]),
+    )
+
+
+def plain(text: str) -> str:
+    """Takes out of a text what would be an order to the terminal: names are anybody's."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def line(text: str, style: str = "", *, cut: bool = True) -> Text:
+    """Makes one line of a text, in which nothing is markup; what is too long is cut off."""
+    return Text(plain(text), style, no_wrap=cut, overflow="ellipsis" if cut else "fold")
+
+
+def count(number: float) -> str:
+    """Writes a number in few characters: 999, 12.3k, 4.56M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 10 * size or (size > 1e3 and number >= size):
+            return f"{number / size:.3g}{unit}"
+    return f"{number:,.0f}"
+
+
+def worker_lines(workers: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Says of each worker where it is, what it does, how fast, and why it waits."""
+    for worker in workers:
+        yield line(f"worker {worker['name'][:12]} · {worker['model']}", "bold")
+        where = [f"{worker['host']}:{worker['pid']}", worker["chip"]]
+        yield line("  on " + ", ".join(filter(None, where)))
+        yield line("  " + " · ".join(_doing(worker)))
+        yield line("  " + " · ".join(_speed(worker["rates"])))
+        if held := memory(worker):
+            yield line("  " + held)
+        if worker["paused"]:
+            yield line(f"  takes no jobs: {worker['paused']}", "yellow")
+
+
+def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{worker['running']} of {worker['capacity']} rows run"
+    yield f"{worker['waiting']:,} wait in it"
+    yield f"{worker['ended']:,} ended"
+
+
+def _speed(rates: Mapping[str, Any]) -> Iterator[str]:
+    for name, what in (("generated_tokens", "out"), ("prompt_tokens", "in")):
+        now, recent = rates["now"][name], rates["recent"][name]
+        yield f"{what} {count(now)} tokens/s ({count(recent)} in 15 min)"
+
+
+def memory(worker: Mapping[str, Any]) -> str:
+    """Says how much of its memory a worker's MLX holds, and what for; empty where it does not."""
+    held, totals = worker["memory"], worker["totals"]
+    if held["active"] is None:
+        return ""
+    ceiling = held["ceiling"]
+    said = f"{held['active'] / 1e9:.1f}"
+    parts = [f"memory {said} GB" if ceiling is None else f"memory {said} of {ceiling / 1e9:.1f} GB"]
+    if totals["prefix_bytes"]:
+        parts.append(f"prefixes {totals['prefix_bytes'] / 1e9:.1f} GB")
+    if held["cache"] and held["cache"] >= 5e7:
+        parts.append(f"cache {held['cache'] / 1e9:.1f} GB")
+    if worker["prefix_sharing"]:
+        parts.append(f"prefixes {worker['prefix_sharing']}")
+    return " · ".join(parts)
+
+
+def queue_table(queues: Sequence[Mapping[str, Any]]) -> Table:
+    """Shows for each model and priority what waits, since when, and until when."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", expand=False)
+    table.add_column("queue", overflow="fold", min_width=8)  # the one that gives way
+    table.add_column("prio", no_wrap=True)
+    for name in ("wait", "active", "done", "failed", "cancelled", "oldest", "ETA"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for queue in queues:
+        priority = "normal" if queue["priority"] == "default" else queue["priority"]
+        table.add_row(
+            Text(plain(queue["model"])),
+            Text(priority),
+            *(
+                count(queue[state])
+                for state in ("queued", "in_progress", "completed", "failed", "cancelled")
+            ),
+            _span(queue["oldest_seconds"]),
+            _span(queue["eta_seconds"]),
+        )
+    return table
+
+
+def _span(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)
+
+
+def sharing_lines(shared: Mapping[str, Any]) -> Iterator[Text]:
+    """Says what was not computed because prompts begin alike; nothing before any was."""
+    if shared["ratio"] is None:
+        return
+    saved, prompt = shared["saved_tokens"], shared["prompt_tokens"]
+    yield line(
+        f"sharing: {count(saved)} of {count(prompt)} prompt tokens saved "
+        f"({saved / max(1, prompt):.0%}); computed {shared['ratio']:.2f} x distinct"
+    )
+
+
+def failure_lines(failures: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Tells the last failures, a line and the whole id for each."""
+    if failures:
+        yield line("last failures", "bold")
+    for failure in failures:
+        reason = failure["code"] or "error"
+        yield line(f"  {failure['id']} {_ago(failure['ended_at'])} {reason}", "red")
+        yield line(f"    {failure['message']}")
+
+
+def _ago(ended_at: str | None) -> str:
+    if ended_at is None:
+        return ""
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(ended_at)).total_seconds()
+    return f"{duration(max(0.0, seconds))} ago"
