@@ -12,12 +12,12 @@ from mlx_rq.worker.rates import Rates
 
 _SAY_SECONDS = 1.0
 
-_ROWS_SECONDS = 120
-"""How long the rows of a worker that says no more are kept: a step may take long."""
+_KEPT_SECONDS = 120
+"""How long it is kept where no more is said: a step may take long."""
 
 
 class LiveReport:
-    """Says how fast a worker is, and which jobs run in it, once a second. Called by its loop."""
+    """Says how fast a worker is, and which jobs decode in it, once a second. Called by its loop."""
 
     def __init__(
         self,
@@ -26,19 +26,15 @@ class LiveReport:
         name: str,
         *,
         ended: Callable[[], int],
-        say: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._connection = connection
-        self._key = keys.rows(name)
-        self._say = say
+        self._key = keys.live(name)
+        self._ended = ended
         self._clock = clock
         self._due = clock()
         self._rates = Rates(lambda: engine.totals, ended, clock)
-        self._had_rows = True
-        self.rates = self._rates.said()
-        """Tokens and jobs a second, as of the last turn. Other threads may read it."""
 
     def turn(self) -> None:
         """Says what there is to say, where a second has passed."""
@@ -48,14 +44,15 @@ class LiveReport:
         self._due = now + _SAY_SECONDS
         rows = self._engine.generated()
         self._rates.look(busy=bool(rows) or self._engine.waiting > 0)
-        self.rates = self._rates.said()
-        self._say()
-        if rows:
-            self._connection.set(self._key, json.dumps(rows), ex=_ROWS_SECONDS)
-        elif self._had_rows:
-            self.forget()
-        self._had_rows = bool(rows)
+        said = {
+            "running": self._engine.running,
+            "waiting": self._engine.waiting,
+            "ended": self._ended(),
+            "rates": self._rates.said(),
+            "rows": rows,
+        }
+        self._connection.set(self._key, json.dumps(said), ex=_KEPT_SECONDS)
 
     def forget(self) -> None:
-        """Takes the list of what runs away."""
+        """Takes away what was said."""
         self._connection.delete(self._key)

@@ -116,13 +116,7 @@ class MLXWorker(RQRegistration):
             recover=self.claims.queues,
             name=self._name,
         )
-        self._live = LiveReport(
-            engine,
-            connection,
-            self.name,
-            ended=lambda: self._outbox.ended,
-            say=self._leases.say,
-        )
+        self._live = LiveReport(engine, connection, self.name, ended=lambda: self._outbox.ended)
 
     def _held(self) -> list[ClaimedJob]:
         with self._lock:
@@ -147,7 +141,6 @@ class MLXWorker(RQRegistration):
             "discarded": self._outbox.discarded,
             "memory": dict(self.engine.memory()),
             "totals": asdict(self.engine.totals),
-            "rates": self._live.rates,
         }
 
     def run(self) -> int:

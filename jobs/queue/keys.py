@@ -10,7 +10,7 @@
     mlx-rq:name:<worker name>       string   the lease on the name: who has it; TTL
     mlx-rq:models                   zset     names that workers served, by when that was last
     mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight; TTL
-    mlx-rq:rows:<worker name>       string   how many tokens its running jobs have; JSON; TTL
+    mlx-rq:live:<worker name>       string   how fast it is, and what decodes in it; JSON; TTL
     mlx-rq:idempotency:<sha256>     hash     job id and body hash of an idempotency key; TTL
     mlx-rq:idempotency:<owner>:…             those of a client of an HTTP server with keys
     mlx-rq:owner:<prefix>           string   the worker that jobs of this beginning go to; TTL
@@ -106,9 +106,9 @@ def in_flight(name: str) -> str:
     return f"{IN_FLIGHT}{name}"
 
 
-def rows(name: str) -> str:
-    """Names the record of the jobs that decode in a worker, with their tokens so far."""
-    return f"mlx-rq:rows:{name}"
+def live(name: str) -> str:
+    """Names the record in which a worker says every second how fast it is, and what decodes."""
+    return f"mlx-rq:live:{name}"
 
 
 def idempotency(key: str, owner: str | None = None) -> str:

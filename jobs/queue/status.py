@@ -3,7 +3,7 @@
 `docs/status.md` describes the shape. It only grows within a version.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlx_rq.jobs.queue.finish import key_names
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.payload import read_meta
 from mlx_rq.jobs.queue.results import read_result
+from mlx_rq.jobs.queue.workers import with_live
 
 VERSION = 1
 """Of the shape. A new one is for what means something else than before."""
@@ -36,14 +37,12 @@ _MAX_UNIX_TIME = 2**36
 def status(connection: Redis) -> dict[str, Any]:
     """Gives `overview` with how long jobs wait and will wait, what runs, and what failed last."""
     state = overview(connection)
-    workers, queues = state["workers"], state["queues"]
+    workers, queues = with_live(connection, state["workers"]), state["queues"]
     now = redis_time(connection)
     for queue in queues:
         name = keys.queue_name(queue["model"], queue["priority"])
         queue["oldest_seconds"] = _oldest(connection, name, now) if queue["queued"] else None
         queue["eta_seconds"] = eta(queue, queues, workers)
-    for worker, rows in zip(workers, _rows(connection, workers), strict=True):
-        worker["rows"] = rows
     return {
         "version": VERSION,
         "queues": queues,
@@ -116,23 +115,6 @@ def _oldest(connection: Redis, queue_name: str, now: float) -> float | None:
             if (at := reading.number(since, 0, _MAX_UNIX_TIME)) is not None:
                 return round(max(0.0, now - at), 1)
     return None
-
-
-def _rows(
-    connection: Redis, workers: Sequence[Mapping[str, Any]]
-) -> Iterator[list[dict[str, Any]]]:
-    """Lists for each worker the jobs that decode in it, with their tokens so far."""
-    with connection.pipeline(transaction=False) as pipe:
-        for worker in workers:
-            pipe.get(keys.rows(worker["name"]))
-        for reply in reading.ask_all(pipe):
-            rows = reading.json_object(reply)
-            known = {} if isinstance(rows, reading.Unreadable) else rows
-            yield [
-                {"id": job_id, "tokens": tokens}
-                for job_id, tokens in known.items()
-                if isinstance(tokens, int)
-            ]
 
 
 def _failures(connection: Redis, queues: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

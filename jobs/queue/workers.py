@@ -78,6 +78,16 @@ class WorkerRates(_Lenient):
     jobs_at_work: Seconds | None = None
 
 
+class WorkerLive(_Lenient):
+    """What a worker says every second (`LiveReport`): `rows` are tokens so far, by job."""
+
+    running: Count | None = None
+    waiting: Count | None = None
+    ended: Count | None = None
+    rates: WorkerRates = Field(default_factory=WorkerRates)
+    rows: dict[str, Count] = Field(default_factory=dict)
+
+
 class WorkerRecord(_Lenient):
     """What a live worker says of itself (`MLXWorker.describe`)."""
 
@@ -95,7 +105,6 @@ class WorkerRecord(_Lenient):
     paused: str | None = None
     totals: WorkerTotals = Field(default_factory=WorkerTotals)
     memory: WorkerMemory = Field(default_factory=WorkerMemory)
-    rates: WorkerRates = Field(default_factory=WorkerRates)
 
 
 def live_workers(connection: Redis) -> list[dict[str, Any]]:
@@ -125,6 +134,23 @@ def _read(record: Any) -> WorkerRecord | None:
         return None
     worker = WorkerRecord.model_validate(said)
     return None if worker.serves is None else worker
+
+
+def with_live(connection: Redis, workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds to workers what each said within the last second or so: its rates and its rows."""
+    with connection.pipeline(transaction=False) as pipe:
+        for worker in workers:
+            pipe.get(keys.live(worker["name"]))
+        replies = reading.ask_all(pipe)
+    known = []
+    for worker, reply in zip(workers, replies, strict=True):
+        said = reading.json_object(reply)
+        read = WorkerLive.model_validate({} if isinstance(said, Unreadable) else said)
+        rows = [{"id": job_id, "tokens": tokens} for job_id, tokens in read.rows.items()]
+        fresh = read.model_dump(exclude={"rows"}, exclude_none=True)
+        rates = read.rates.model_dump()
+        known.append({**worker, **fresh, "rates": rates, "rows": rows})
+    return known
 
 
 def remember_served(connection: Redis, names: Iterable[str]) -> None:

@@ -83,7 +83,7 @@ def test_rows_and_failures_are_named(
     job.result(PATIENCE)
     eventually(lambda: status(connection)["workers"][0]["rows"] == [])
     running.stop()
-    assert not connection.exists(keys.rows(running.name))
+    assert not connection.exists(keys.live(running.name))
 
 
 def test_records_that_are_spoilt_spoil_nothing_else(
@@ -93,11 +93,17 @@ def test_records_that_are_spoilt_spoil_nothing_else(
     running.stop()
     job = submit(messages=HI, model="m")
     connection.sadd("rq:workers", "rq:worker:w")
-    connection.set(keys.worker("w"), '{"serves": ["m"], "rates": {"now": 7, "jobs_at_work": "x"}}')
-    connection.rpush(keys.rows("w"), "no text")
+    connection.set(keys.worker("w"), '{"serves": ["m"], "running": 3}')
+    connection.set(
+        keys.live("w"),
+        '{"running": "x", "rates": {"now": 7, "jobs_at_work": "x"}, "rows": {"a": "b"}}',
+    )
     connection.set(RQJob.key_for(job.id), "no hash")
     seen = status(connection)
     (one,) = seen["workers"]
-    assert one["rows"] == []
+    assert (one["rows"], one["running"]) == ([], 3)
     assert one["rates"]["now"]["jobs"] == 0
+    connection.delete(keys.live("w"))
+    connection.rpush(keys.live("w"), "no text")
+    assert status(connection)["workers"][0]["rows"] == []
     assert seen["queues"][0]["oldest_seconds"] is None
