@@ -4,7 +4,8 @@
 2. `checked`: every line is read once before anything runs: none may be bad, no custom_id may occur
    twice.
 3. `Flight.run`: the lines that are left go through the queue, a window of them at a time; endings
-   are written as they come and, once they are safe, forgotten by Redis.
+   are written as they come (into a pipe, in the order of the input if so wanted) and, once they are
+   safe, forgotten by Redis.
 4. `tidy`: one record for each line, in order.
 """
 
@@ -55,7 +56,7 @@ class Batch:
             options.job,
             redis_url=options.redis_url,
             window=options.window,
-            ordered=options.order == "input",
+            ordered=options.order == "input" and not outputs.sortable,
             key_of=self._key_of,
         )
 

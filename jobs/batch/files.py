@@ -28,12 +28,14 @@ from mlx_rq.jobs.openai.errors import RequestError
 class Outputs:
     """Where records go: answers into one file, errors into another, or both into one."""
 
+    sortable = True
+    """Whether records may come in any order, because they are put in order at the end."""
+
     def __init__(self, answers: Path, errors: Path | None) -> None:
         self.answers, self.errors = answers, errors
         self._paths = [answers] if errors is None else [answers, errors]
         self._open: dict[Path, BinaryIO] = {}
         self._lines = 0
-        self._resumed = False
 
     def check(self, *, ours: bool) -> None:
         """Raises RequestError where a file holds anything but what a batch has written.
@@ -62,7 +64,6 @@ class Outputs:
         if not self.answers.exists():
             self._lines = 0
             return Done()
-        self._resumed = self._lines > 0
         return done
 
     def create(self) -> None:
@@ -110,7 +111,7 @@ class Outputs:
         """
         self.close()
         paths = [path for path in self._paths if path.exists()]
-        if self._lines != total or (self._resumed and in_order and not _goes_along(paths, source)):
+        if self._lines != total or (in_order and not _goes_along(paths, source)):
             _rewrite(paths, source, in_order=in_order)
 
     def _file(self, path: Path) -> BinaryIO:
@@ -122,6 +123,8 @@ class Outputs:
 
 class PipedOutputs(Outputs):
     """The same for a pipe, which cannot be read back: nothing is resumed or put in order."""
+
+    sortable = False
 
     def __init__(self, stream: BinaryIO, errors: Path | None) -> None:
         super().__init__(Path("-"), errors)

@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 from rq.job import Job as RQJob
+from rq.job import JobStatus
 from rq.results import Result
 
 from mlx_rq.jobs.batch.lines import Line, prepare_line
@@ -94,6 +95,13 @@ class Flight:
     def held(self) -> int:
         """Lines that have ended and wait for those before them."""
         return len(self._held)
+
+    def begun(self) -> int:
+        """Counts those of the jobs that have not ended which a worker has begun on."""
+        with reachable(self._connection), self._connection.pipeline(transaction=False) as pipe:
+            for job_id in self._running:
+                pipe.hget(RQJob.key_for(job_id), "status")
+            return reading.ask_all(pipe).count(JobStatus.STARTED.value.encode())
 
     def run(self, lines: Iterable[Line]) -> Iterator[list[Ended]]:
         """Yields what has ended since, at least once a second, even where that is nothing.

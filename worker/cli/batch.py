@@ -31,7 +31,7 @@ from mlx_rq.worker.cli.batch_files import (
     source_of,
 )
 from mlx_rq.worker.cli.batch_forecast import forecast
-from mlx_rq.worker.cli.batch_progress import watching
+from mlx_rq.worker.cli.batch_progress import stopped, watching
 from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
 
@@ -116,7 +116,10 @@ def batch(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NOT_FINISHED)
     except KeyboardInterrupt:
-        click.echo("Stopped.", err=True)
+        click.echo(
+            "Stopped. What was submitted stays in the queue; the same command goes on from there.",
+            err=True,
+        )
         sys.exit(NOT_FINISHED)
     except (RequestError, RedisUnavailable, OSError) as error:
         _print_error(error, as_json)
@@ -176,11 +179,7 @@ def _run_batch(batch: Batch, options: Mapping[str, Any]) -> None:
     with _stopping(batch), watching(quiet=options["quiet"]) as watch:
         batch.run(watch)
     if batch.tally.exit_code == NOT_FINISHED:
-        waiting = batch.flight.running + batch.flight.held
-        click.echo(
-            f"Stopped. {waiting:,} jobs stay in the queue; the same command takes them up again.",
-            err=True,
-        )
+        click.echo(stopped(batch), err=True)
 
 
 def _batch_options(options: Mapping[str, Any]) -> BatchOptions:

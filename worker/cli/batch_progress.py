@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import click
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from mlx_rq.jobs.batch.batch import Batch
 from mlx_rq.jobs.batch.tally import Tally
+from mlx_rq.jobs.openai.errors import RedisUnavailable
 
 LINE_SECONDS = 10.0
 """How often a line is printed where there is no terminal."""
@@ -138,3 +140,25 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def stopped(batch: Batch) -> str:
+    """Says what becomes of a batch that was stopped before its end."""
+    tally, flight = batch.tally, batch.flight
+    if not tally.total:
+        return "Stopped before anything was submitted."
+    try:
+        begun = flight.begun()
+    except (RedisError, RedisUnavailable):
+        begun = 0
+    left = {
+        "wait for those before them": flight.held,
+        "run": begun,
+        "wait in the queue": flight.running - begun,
+        "are not submitted yet": tally.missing - flight.held - flight.running,
+    }
+    words = ", ".join(f"{count:,} {what}" for what, count in left.items() if count > 0)
+    return (
+        f"Stopped: {tally.done:,} of {tally.total:,} are done, {words}. Jobs go on without this "
+        "command; the same command takes them up again."
+    )

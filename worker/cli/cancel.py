@@ -10,7 +10,9 @@ from mlx_rq.jobs.openai.errors import JobNotFound
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.unfinished import unfinished_jobs
-from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
+
+_NOTHING = "Nothing was cancelled."
 
 
 # Not from the environment: what is cancelled is said each time.
@@ -77,7 +79,11 @@ def _cancel_many(
         found = unfinished_jobs(connection, model=model, batch=batch, only_waiting=only_waiting)
         if found and not yes:
             which = "that wait" if only_waiting else "that wait or run"
-            click.confirm(f"Cancel {len(found):,} jobs {which}?", abort=True, err=True)
+            when_interrupted(_NOTHING)
+            if not click.confirm(f"Cancel {len(found):,} jobs {which}?", err=True):
+                click.echo(_NOTHING, err=True)
+                sys.exit(1)
+            when_interrupted("Stopped. Look with `mlx-rq status` which jobs are cancelled.")
         ended = cancel_jobs(connection, found, only_waiting=only_waiting).ended
     if as_json:
         print_json({"cancelled": len(ended)})

@@ -81,6 +81,15 @@ json_option = option(
 )
 
 
+WHEN_INTERRUPTED = "mlx_rq.when_interrupted"
+
+
+def when_interrupted(words: str) -> None:
+    """Says what Ctrl-C will say from now on: what becomes of the work."""
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta[WHEN_INTERRUPTED] = words  # shared with the group's context
+
+
 def print_json(value: Any) -> None:
     """Prints one JSON document on standard output."""
     click.echo(json.dumps(value, ensure_ascii=False, indent=2))

@@ -13,7 +13,7 @@ from mlx_rq.jobs.openai.answers import said_in
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.status import status as status_of_all
-from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
 from mlx_rq.worker.cli.job_options import job_options
 from mlx_rq.worker.cli.status_view import view
 
@@ -90,6 +90,7 @@ def submit(
     fields.update(parse_parameters(parameter))
     job = submit_module.submit(fields, **options)
     if wait:
+        when_interrupted(_goes_on(job.id))
         _print_result(job.result(), as_json)
         return
     info = job.info()
@@ -123,7 +124,12 @@ def result(
     With --json, the whole object.
     """
     job = fetch(job_id, redis_url=redis_url)
+    when_interrupted(_goes_on(job.id))
     _print_result(job.result(timeout=0 if no_wait else timeout), as_json)
+
+
+def _goes_on(job_id: str) -> str:
+    return f"Stopped waiting. The job goes on: `mlx-rq result {job_id}` has its answer."
 
 
 def _print_result(response: dict[str, Any], as_json: bool) -> None:

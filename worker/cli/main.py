@@ -23,9 +23,25 @@ from mlx_rq.jobs.openai.errors import (
     error_object,
 )
 from mlx_rq.jobs.openai.sizes import max_body_bytes
-from mlx_rq.worker.cli import batch, cancel, demo, jobs, model, queue, serve, up, worker
-from mlx_rq.worker.cli.common import AS_JSON, option
+from mlx_rq.worker.cli import batch, cancel, demo, jobs, model, queue, serve, top, up, worker
+from mlx_rq.worker.cli.common import AS_JSON, WHEN_INTERRUPTED, option
 from mlx_rq.worker.cli.processes import stop_with_parent
+from mlx_rq.worker.cli.signals import ToldToStop
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
+
+_QUEUE_LASTS = "Stopped. Jobs that were accepted stay in the queue, and go on at the next start."
+
+_INTERRUPTED_WORDS = {
+    "cancel": "Stopped. Look with `mlx-rq status` which jobs are cancelled.",
+    "demo": "Stopped. The demo's queue and its jobs are gone.",
+    "model": "Stopped. No model was changed; the same command begins again.",
+    "serve": _QUEUE_LASTS,
+    "submit": "Stopped before it was known whether the job is in the queue.",
+    "up": _QUEUE_LASTS,
+    "worker": _QUEUE_LASTS,
+}
 
 
 class _Group(click.Group):
@@ -47,7 +63,16 @@ class _Group(click.Group):
             if error.errno == errno.EPIPE:
                 raise  # whoever reads has enough: click ends without a word
             _print_error(error, as_json=context.meta.get(AS_JSON, False))
+        except (KeyboardInterrupt, click.Abort) as interrupt:  # Abort: at a question
+            click.echo(f"\n{_interrupted(context)}", err=True)
+            sys.exit(INTERRUPTED if not isinstance(interrupt, ToldToStop) else 1)
         sys.exit(1)
+
+
+def _interrupted(context: click.Context) -> str:
+    """Says what becomes of the work of a command that Ctrl-C ended."""
+    words: str | None = context.meta.get(WHEN_INTERRUPTED)
+    return words or _INTERRUPTED_WORDS.get(context.invoked_subcommand or "", "Stopped.")
 
 
 class _NoError(Exception):
@@ -101,6 +126,6 @@ def main(log_level: str) -> None:
         logging.getLogger(noisy).setLevel("WARNING")
 
 
-for module in (up, worker, serve, demo, jobs, cancel, batch, queue, model):
+for module in (up, worker, serve, demo, jobs, top, cancel, batch, queue, model):
     for command in module.COMMANDS:
         main.add_command(command)

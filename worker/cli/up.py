@@ -13,6 +13,7 @@ import click
 from mlx_rq.jobs.queue.connection import without_password
 from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
 from mlx_rq.worker.cli.common import data_folder, needs_extra, option
+from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.ports import is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
@@ -51,6 +52,7 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
         valkey = embedded_valkey(folder / FOLDER, port, stop_after=unused)
         url = running.enter_context(valkey)
         _say_where(url, folder)
+        running.enter_context(living_line(url))  # before the children, whose log goes above it
         server = None
         if http:
             _check_http_port(http_port)

@@ -22,6 +22,7 @@ from mlx_rq.worker.cli.common import (
     option,
     redis_option,
 )
+from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.pause_options import awake_unless, pause_of, pause_options
 from mlx_rq.worker.cli.processes import environment_with, program_of
 from mlx_rq.worker.options import WorkerOptions
@@ -216,14 +217,15 @@ def _supervise(context: click.Context, redis_url: str, name: str | None, **optio
     name = name or secrets.token_hex(16)
     log_level = context.parent.params["log_level"] if context.parent else "info"
     program = program_of("worker", {**options, "name": name, "unsupervised": True}, log_level)
-    return Supervisor(
-        program,
-        new_connection(redis_url),
-        name,
-        machine=machine(options["data_dir"] or default_data_dir()),
-        environment=environment_with(redis_url),
-        options=SupervisorOptions(stall=options["stall"]),
-    ).run()
+    with living_line(redis_url, name):
+        return Supervisor(
+            program,
+            new_connection(redis_url),
+            name,
+            machine=machine(options["data_dir"] or default_data_dir()),
+            environment=environment_with(redis_url),
+            options=SupervisorOptions(stall=options["stall"]),
+        ).run()
 
 
 def _generate(

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,10 +164,33 @@ class TestStopped:
         code, out, err = process.end()
 
         assert (code, out) == (2, "60 in: 20 answered, 0 errors, 40 missing\n")
-        assert "Stopped. 40 jobs stay in the queue; the same command takes them up again." in err
+        assert (
+            "Stopped: 20 of 60 are done, 40 run. Jobs go on without this command; the same command "
+            "takes them up again.\n"
+        ) in err
         engine.release()
         assert start_batch(source, "-o", output).end()[0] == 0
         assert contents(output) == echoes(ROWS)
+
+    def test_answers_that_came_before_an_earlier_line_s_are_in_the_output_and_counted(
+        self, tmp_path: Path, source: Path, start_worker: StartWorker, start_batch: StartBatch
+    ) -> None:
+        engine = PacedEngine()
+        start_worker(engine, window=16)
+        output = tmp_path / "out.jsonl"
+        process = start_batch(source, "-o", output, "--in-flight", 30)
+        engine.release(*engine.wait_for_tasks(16)[1:11])
+        process.wait_for_lines(output, 10)
+        process.send(signal.SIGINT)
+        code, out, err = process.end()
+
+        assert (code, out) == (2, "60 in: 10 answered, 0 errors, 50 missing\n")
+        assert re.search(
+            r"10 of 60 are done, \d+ run, \d+ wait in the queue, \d+ are not submitted yet\.", err
+        )
+        engine.release()
+        assert start_batch(source, "-o", output).end()[0] == 0
+        assert list(contents(output)) == list(echoes(ROWS))
 
     def test_a_second_run_on_the_same_output_is_refused(
         self, tmp_path: Path, source: Path, start_worker: StartWorker, start_batch: StartBatch

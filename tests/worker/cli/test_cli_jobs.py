@@ -562,6 +562,40 @@ class TestFiles:
         assert line == f"{tmp_path / 'http'}: File exists"
 
 
+class TestCtrlC:
+    """It says what becomes of the work."""
+
+    def test_while_an_answer_is_waited_for(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Job, "result", interrupt)
+        waiting = run("submit", "Hi", "--wait")
+        (job_id,) = re.findall("mlx-rq result ([0-9a-f]{32})", waiting.stderr)
+        again = run("result", job_id)
+        words = f"\nStopped waiting. The job goes on: `mlx-rq result {job_id}` has its answer.\n"
+        for result in (waiting, again):
+            assert (result.exit_code, result.stdout, result.stderr) == (130, "", words)
+
+    @pytest.mark.parametrize("command", [name for name in main.commands if name != "batch"])
+    def test_nowhere_is_it_called_aborted(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+    ) -> None:
+        def interrupt(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(main.commands[command], "make_context", interrupt)
+        result = run(command)
+        assert result.exit_code == 130
+        assert result.stderr.startswith("\nStopped")
+
+    def test_at_a_question(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = submit(messages=HI)
+        result = run("cancel", "--queued", input="")  # an end of the input is the same to click
+        assert (result.exit_code, job.status()) == (130, "queued")
+        assert result.stderr.endswith("\nNothing was cancelled.\n")
+
+
 def test_the_version_is_printed(run: Run) -> None:
     from mlx_rq import __version__
 
