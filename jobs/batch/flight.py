@@ -13,11 +13,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 from rq.job import Job as RQJob
-from rq.job import JobStatus
 from rq.results import Result
 
 from mlx_rq.jobs.batch.lines import Line, prepare_line
-from mlx_rq.jobs.batch.lookup import note_of, result_of, submitted_before
+from mlx_rq.jobs.batch.lookup import decoding_among, note_of, result_of, submitted_before
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.client.conversation import with_history
 from mlx_rq.jobs.client.job import Job, ended_among
@@ -96,12 +95,10 @@ class Flight:
         """Lines that have ended and wait for those before them."""
         return len(self._held)
 
-    def begun(self) -> int:
-        """Counts those of the jobs that have not ended which a worker has begun on."""
-        with reachable(self._connection), self._connection.pipeline(transaction=False) as pipe:
-            for job_id in self._running:
-                pipe.hget(RQJob.key_for(job_id), "status")
-            return reading.ask_all(pipe).count(JobStatus.STARTED.value.encode())
+    def decoding(self) -> int:
+        """Counts those of the jobs that have not ended which decode, as workers last said."""
+        with reachable(self._connection):
+            return decoding_among(self._connection, self._running.keys())
 
     def run(self, lines: Iterable[Line]) -> Iterator[list[Ended]]:
         """Yields what has ended since, at least once a second, even where that is nothing.

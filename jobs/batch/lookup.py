@@ -1,6 +1,6 @@
 """What a batch asks Redis about its jobs, and takes back of what it submitted."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from redis import Redis
@@ -9,6 +9,7 @@ from rq.job import Job as RQJob
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, error_object
 from mlx_rq.jobs.queue import keys, reading
+from mlx_rq.jobs.queue.workers import live_workers, with_live
 
 
 def submitted_before(
@@ -43,3 +44,9 @@ def note_of(job: Job) -> str | None:
     except JobNotFound:
         return None
     return note
+
+
+def decoding_among(connection: Redis, job_ids: Collection[str]) -> int:
+    """Counts those of the jobs that decode, as workers last said."""
+    workers = with_live(connection, live_workers(connection))
+    return sum(row["id"] in job_ids for worker in workers for row in worker["rows"])

@@ -148,13 +148,13 @@ def stopped(batch: Batch) -> str:
     if not tally.total:
         return "Stopped before anything was submitted."
     try:
-        begun = flight.begun()
+        decoding = flight.decoding()
     except (RedisError, RedisUnavailable):
-        begun = 0
+        decoding = 0
     left = {
         "wait for those before them": flight.held,
-        "run": begun,
-        "wait in the queue": flight.running - begun,
+        "run": decoding,
+        "wait": flight.running - decoding,
         "are not submitted yet": tally.missing - flight.held - flight.running,
     }
     words = ", ".join(f"{count:,} {what}" for what, count in left.items() if count > 0)
