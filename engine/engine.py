@@ -31,7 +31,7 @@ from mlx_rq.engine.scheduling.pace import Pace
 from mlx_rq.engine.scheduling.pressure import Pressure
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
-from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
+from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of, steps_of
 from mlx_rq.engine.scheduling.sequences import SequenceTable, TaskSequences
 from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.scheduling.step_size import StepSize
@@ -305,7 +305,7 @@ class MLXEngine:
         for task, sequences in complete:
             try:
                 result = response_of(task, sequences, self._token_bytes, **names)
-                outcomes.append(Outcome(task.id, result))
+                outcomes.append(Outcome(task.id, result, steps_of(sequences, self._clock())))
             except Exception as error:  # its text cannot be taken apart: it is this task's alone
                 outcomes.append(ended_by(error, task))
         return outcomes

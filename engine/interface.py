@@ -5,8 +5,8 @@ slowly, wrongly, or not at all.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from mlx_rq.jobs.openai.job_request import JobRequest
 
@@ -24,12 +24,25 @@ class Task:
     submitted_at: float | None = None
 
 
+class Steps(NamedTuple):
+    """How many seconds before its end a task was rendered, admitted, and had its first token.
+
+    None for what did not happen. `preempted` counts how often it had to make room.
+    """
+
+    rendered: float | None
+    admitted: float | None
+    first_token: float | None
+    preempted: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended: the response object, or `{"error": …}`."""
+    """How a task ended: the response object, or `{"error": …}`; `steps` where they are known."""
 
     id: str
     result: Mapping[str, Any]
+    steps: Steps | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

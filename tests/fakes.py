@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from mlx_rq.engine.interface import IntegrityError, Outcome, Partial, Task, Totals
+from mlx_rq.engine.interface import IntegrityError, Outcome, Partial, Steps, Task, Totals
 from mlx_rq.jobs.openai.requests import ANY_MODEL, CompletionRequest
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import new_connection
@@ -93,6 +93,8 @@ class FakeEngine:
         self.steps = 0
         self.added: list[Task] = []
         self.cancelled: list[str] = []
+        self.took: Steps | None = None
+        """The steps that tasks have taken when they end."""
         self.asked = 0
         """How often somebody asked what tasks have said so far."""
         self._said: dict[str, Sequence[Partial]] = {}
@@ -158,7 +160,7 @@ class FakeEngine:
                 self._changed.wait(0.01)  # as if a step of decode took its time
             for task in ready:
                 del self._tasks[task.id]
-            return [Outcome(task.id, self.answer_with(task)) for task in ready]
+            return [Outcome(task.id, self.answer_with(task), self.took) for task in ready]
 
     def partial(self, task_ids: Collection[str]) -> Mapping[str, Sequence[Partial]]:
         with self._changed:

@@ -68,6 +68,9 @@ class Rates:
 def _between(before: _Sample, after: _Sample) -> dict[str, float]:
     seconds = after.at - before.at
     return {
-        name: round((getattr(after, name) - getattr(before, name)) / seconds, 2) if seconds else 0.0
+        # An engine that took another model counts from nothing again.
+        name: round(max(0, getattr(after, name) - getattr(before, name)) / seconds, 2)
+        if seconds
+        else 0.0
         for name in ("prompt_tokens", "generated_tokens", "jobs")
     }

@@ -73,6 +73,7 @@ class RunningBatch:
         self.prefix_cache = PrefixCache(
             model, chunk=options.chunk, share_from=share_from, bits=options.kv_bits, clock=clock
         )
+        self._clock = clock
         self.counters = BatchCounters()  # they outlive a generator that an error ended
         self._generator = self._new_generator()
 
@@ -194,8 +195,11 @@ class RunningBatch:
             caches=None if prefix is None else prefix.caches_for(shared),
         )
         self._sequences.update(zip(uids, sequences, strict=True))
+        now = self._clock()
         for sequence in sequences:
             self._distinct.add(sequence.prompt)
+            if sequence.admitted_at is None:
+                sequence.admitted_at = now
         totals = self._totals
         totals.sequences_sharing += 0 if shared is None else len(sequences)
         totals.prefilled_tokens += sum(map(len, suffixes))
@@ -239,6 +243,8 @@ class RunningBatch:
             self._totals.decoded_tokens += 1
             measured: Any = response.logprobs  # ours: TokenLogprobs, or None
             sequence, reason = self._sequences[response.uid], response.finish_reason
+            if sequence.first_token_at is None:
+                sequence.first_token_at = self._clock()
             if sequence.add(response.token, measured, reason):
                 (stopped if reason is None else finished).append(response.uid)
         if stopped:

@@ -1,10 +1,10 @@
 """Turns a task into sequences: one for each choice that is to be generated."""
 
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from mlx_rq.engine.interface import Task
+from mlx_rq.engine.interface import Steps, Task
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix, Key, key_of
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
@@ -54,6 +54,11 @@ class TokenSequence:
     """The prompt as a key. Made once: plan after plan asks for it."""
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
+    admitted_at: float | None = None
+    """When it first came into the batch."""
+    first_token_at: float | None = None
+    preempted: int = 0
+    """How often it went back to wait, from the batch."""
     duplicates: "list[TokenSequence]" = field(default_factory=list)
     """While it runs: the sequences whose answer is its own, since they ask the very same."""
 
@@ -101,6 +106,7 @@ class TokenSequence:
         """Takes another sequence's answer for this sequence's: nothing was computed for it."""
         self.text, self.finish_reason = other.text, other.finish_reason
         self.logprobs = other.logprobs
+        self.admitted_at, self.first_token_at = other.admitted_at, other.first_token_at
         self.sampler.constraint = other.constraint
         self.cached_tokens = len(self.prompt)
 
@@ -167,6 +173,17 @@ def sequences_of(
             sequence.prompt_key = key
             sequences.append(sequence)
     return sequences
+
+
+def steps_of(sequences: Sequence[TokenSequence], now: float) -> Steps:
+    """Says how long before now a task's sequences took their steps: the first to take each."""
+    moments = (
+        [sequence.since for sequence in sequences],
+        [one.admitted_at for one in sequences if one.admitted_at is not None],
+        [one.first_token_at for one in sequences if one.first_token_at is not None],
+    )
+    rendered, admitted, first = (now - min(times) if times else None for times in moments)
+    return Steps(rendered, admitted, first, sum(one.preempted for one in sequences))
 
 
 def _score(request: Request, model: LoadedModel, prompt: list[int]) -> PromptScore | None:

@@ -243,6 +243,7 @@ class SequenceTable:
 
     def _wait_again(self, sequence: TokenSequence) -> None:
         sequence.rewind()
+        sequence.preempted += 1
         for one in self._leave(sequence):
             if self.is_asked_for(one):
                 self._become(one, State.WAITING)

@@ -54,6 +54,7 @@ if status ~= 'started' and not given.left_in_list then attempt('LREM', queue, 0,
 
 redis.call('SET', result, answer, 'EX', given.result_ttl)
 redis.call('HSET', job, 'status', given.status, 'ended_at', given.ended_at)
+if given.trace then redis.call('HSET', job, 'trace', given.trace) end
 redis.call('EXPIRE', job, given.result_ttl)
 write('ZADD', registry, math.floor(time) + given.result_ttl, given.job_id)
 write('XADD', rq_results, 'MAXLEN', 10, '*', unpack(ARGV, FIRST_RESULT_FIELD))

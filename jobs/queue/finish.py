@@ -53,6 +53,8 @@ class FinishArguments:
     ended_at: str
     completions_kept: int
     webhooks_kept: int
+    trace: str | None
+    """What a worker measured on the way (`trace.py`)."""
     rq_worker_prefix: str
     """Before the name of a worker: the key of RQ's record of it."""
     execution_prefix: str
@@ -87,6 +89,7 @@ def finish_call(
     result_ttl: int,
     lease: Lease | None = None,
     left_in_list: bool = False,
+    trace: str | None = None,
 ) -> FinishCall:
     """Says how a job ends: `outcome`, the response object or `{"error": …}`, becomes its result.
 
@@ -117,6 +120,7 @@ def finish_call(
         ended_at=utcformat(ended_at),
         completions_kept=keys.COMPLETIONS_KEPT,
         webhooks_kept=keys.WEBHOOKS_KEPT,
+        trace=trace,
         rq_worker_prefix=BaseWorker.redis_worker_namespace_prefix,
         **execution_key_parts()._asdict(),
     )

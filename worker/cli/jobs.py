@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, TextIO
 
 import click
@@ -13,9 +14,10 @@ from mlx_rq.jobs.openai.answers import said_in
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.status import status as status_of_all
+from mlx_rq.jobs.queue.trace import trace as trace_of
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
 from mlx_rq.worker.cli.job_options import job_options
-from mlx_rq.worker.cli.status_view import view
+from mlx_rq.worker.cli.status_view import plain, view
 
 
 def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -174,4 +176,23 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
         Console(highlight=False).print(view(state))
 
 
-COMMANDS = (submit, result, status)
+@click.command()
+@click.argument("job_id")
+@json_option
+@redis_option
+def trace(job_id: str, as_json: bool, redis_url: str | None) -> None:
+    """Show what happened to a job, step by step, and when."""
+    job = fetch(job_id, redis_url=redis_url)
+    connection = connect(redis_url)
+    with reachable(connection):
+        events = trace_of(connection, job.id)
+    if as_json:
+        print_json([event._asdict() for event in events])
+        return
+    for event in events:
+        at = datetime.fromtimestamp(event.at).astimezone()
+        after = f"{event.at - events[0].at:+9.3f} s"
+        click.echo(f"{at:%H:%M:%S} {after}  {event.name:12} {plain(event.detail)}".rstrip())
+
+
+COMMANDS = (submit, result, status, trace)

@@ -1,6 +1,7 @@
 """Writes the ends of jobs: each in one transaction of its own, many in one round trip."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,8 +10,10 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError, ResponseError
 
 from mlx_rq.engine.interface import Outcome
+from mlx_rq.jobs.openai.answers import usage_of
 from mlx_rq.jobs.queue.finish import finish_job
 from mlx_rq.jobs.queue.results import ending_of
+from mlx_rq.jobs.queue.trace import Measured
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.tasks import no_answer
 
@@ -41,7 +44,7 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
     with connection.pipeline(transaction=False) as pipe:
         for job, outcome in finished:
             try:
-                _end(pipe, connection, job, outcome.result)
+                _end(pipe, connection, job, outcome.result, measured(job, outcome))
             except (TypeError, ValueError, AttributeError, RecursionError) as error:
                 logger.error("job %s: its answer cannot be written: %s", job.id, error)
                 _end(pipe, connection, job, no_answer(job.id).result)
@@ -63,7 +66,38 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
     return committed
 
 
-def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str, Any]) -> None:
+def measured(job: ClaimedJob, outcome: Outcome) -> str | None:
+    """Writes what is to be remembered of a job's way; None where the engine did not say it."""
+    if (steps := outcome.steps) is None:
+        return None
+    claimed_at, now = job.lease.started_at.timestamp(), time.time()
+    ended = max(0.0, now - claimed_at)
+    rendered, admitted, first_token = (
+        None if before is None else max(0.0, ended - before)
+        for before in (steps.rendered, steps.admitted, steps.first_token)
+    )
+    usage = usage_of(outcome.result)
+    return Measured(
+        claimed_at=claimed_at,
+        rendered=rendered,
+        admitted=admitted,
+        first_token=first_token,
+        ended=ended,
+        prompt_tokens=usage.prompt,
+        cached_tokens=usage.cached,
+        generated_tokens=usage.completion,
+        attempt=job.attempt,
+        preempted=steps.preempted,
+    ).encode()
+
+
+def _end(
+    pipe: Pipeline,
+    connection: Redis,
+    job: ClaimedJob,
+    result: Mapping[str, Any],
+    trace: str | None = None,
+) -> None:
     finish_job(
         pipe,
         connection,
@@ -73,4 +107,5 @@ def _end(pipe: Pipeline, connection: Redis, job: ClaimedJob, result: Mapping[str
         outcome=result,
         result_ttl=job.result_ttl,
         lease=job.lease,
+        trace=trace,
     )

@@ -1,0 +1,71 @@
+"""What is remembered of a job's way."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from fakes import PATIENCE, FakeEngine, StartWorker
+from redis import Redis
+from rq.job import Job as RQJob
+
+from mlx_rq import submit
+from mlx_rq.engine.interface import Steps
+from mlx_rq.jobs.queue.trace import Measured, trace
+from mlx_rq.worker.cli.main import main
+
+HI = [{"role": "user", "content": "Say hi."}]
+
+
+def test_an_answered_job_tells_each_step_with_its_time(
+    redis_url: str, connection: Redis, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    engine.took = Steps(0.003, 0.002, 0.001, preempted=2)
+    start_worker(engine, name="mac-1")
+    job = submit(messages=HI)
+    engine.wait_for_tasks(1)
+    assert [event.name for event in trace(connection, job.id)] == ["queued", "claimed"]
+    engine.release()
+    job.result(PATIENCE)
+
+    events = trace(connection, job.id)
+    assert [(event.name, event.detail) for event in events] == [
+        ("queued", ""),
+        ("claimed", "by mac-1, attempt 1"),
+        ("rendered", "3 tokens"),
+        ("admitted", "0 tokens computed for others, put back 2 times"),
+        ("first token", ""),
+        ("ended", "2 tokens"),
+        ("committed as finished", ""),
+    ]
+    times = [event.at for event in events]
+    assert times[5] - times[4] == pytest.approx(0.001, abs=2e-3)
+    assert times[5] - times[2] == pytest.approx(0.003, abs=2e-3)
+    assert times == pytest.approx(sorted(times), abs=2e-3)  # written in milliseconds
+
+    shown = CliRunner().invoke(main, ["trace", job.id])
+    assert shown.exit_code == 0
+    assert [line.split()[3] for line in shown.stdout.splitlines()] == [
+        event.name.split()[0] for event in events
+    ]
+    machine = json.loads(CliRunner().invoke(main, ["trace", job.id, "--json"]).stdout)
+    assert machine[1]["detail"] == "by mac-1, attempt 1"
+
+
+def test_it_is_short_whatever_happened() -> None:
+    longest = Measured(1_764_201_600.123456, *[123_456.78912] * 4, *[9_999_999] * 3, 100, 999)
+    assert len(longest.encode()) <= 200
+
+
+@pytest.mark.parametrize(
+    "spoilt", ["", "no JSON", "[1]", "[1,null,null,null,null,1,1,1,1,1]", '["x",1,1,1,1,1,1,1,1,1]']
+)
+def test_a_spoilt_record_leaves_the_rest(redis_url: str, connection: Redis, spoilt: str) -> None:
+    job = submit(messages=HI)
+    connection.hset(RQJob.key_for(job.id), "trace", spoilt)
+    assert [event.name for event in trace(connection, job.id)] == ["queued"]
+
+
+def test_of_no_job_there_is_none(redis_url: str, connection: Redis) -> None:
+    assert trace(connection, "none") == []
+    assert CliRunner().invoke(main, ["trace", "none"]).exit_code == 1
