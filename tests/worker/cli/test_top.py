@@ -118,6 +118,22 @@ class TestScreen:
         assert "No live worker: start one with `mlx-rq worker`." in drawn(screen)
 
 
+def test_names_of_any_length_leave_the_numbers_whole_and_order_the_terminal_nothing() -> None:
+    seen = state({})
+    seen["workers"][0]["model"] = "m\x1b[2J" + "o" * 100
+    seen["workers"][0]["paused"] = "\x1b[31mnow"
+    large = {"queued": 123_456, "in_progress": 12_345, "completed": 7_654_321, "failed": 1_234}
+    seen["queues"][0] |= {"model": "n\x1b[2J" + "e" * 60, "eta_seconds": 360_000.0, **large}
+    screen = Screen()
+    screen.take(seen)
+    lines = drawn(screen)
+    assert max(map(len, lines)) <= 80
+    assert not any("\x1b" in line for line in lines)
+    (row,) = (line for line in lines if " normal 123k " in line)
+    assert " ".join(row.split()[1:]) == "normal 123k 12.3k 7.65M 1,234 0 3 s 100 h 00 min"
+    assert "worker w · m\ufffd[2Jooo" in "\n".join(lines)
+
+
 def test_sparklines_are_as_high_as_what_they_show() -> None:
     assert sparkline([0, 5, 10]) == "▁▅█"
     assert sparkline([0, 0]) == "▁▁"
@@ -152,8 +168,12 @@ class TestLivingLine:
         assert capfd.readouterr().err == "after\n"
 
     def test_elsewhere_than_on_a_terminal_there_is_none(
-        self, nobody_listens: str, capfd: pytest.CaptureFixture[str]
+        self,
+        nobody_listens: str,
+        capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(living_line, "Live", None)
         with living_line.living_line(nobody_listens):
             print("plain", file=sys.stderr)
         assert capfd.readouterr().err == "plain\n"
