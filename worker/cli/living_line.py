@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -35,13 +35,18 @@ def living_line(redis_url: str, worker: str | None = None) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    terminal = os.dup(_STDERR)
-    with open(terminal, "w", encoding="utf-8", errors="replace") as file:
-        console = Console(file=file, highlight=False)
-        look = _Look(redis_url, worker)
-        live = Live(console=console, get_renderable=look, transient=True, refresh_per_second=2)
-        with live, _log_above(console):
+    file = open(os.dup(_STDERR), "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+    console = Console(file=file, highlight=False)
+    look = _Look(redis_url, worker)
+    live = Live(console=console, get_renderable=look, transient=True, refresh_per_second=2)
+    live.start()
+    try:
+        with _log_above(console):
             yield
+    finally:
+        for end in (live.stop, file.close):
+            with suppress(OSError):  # the terminal was closed
+                end()
 
 
 class _Look:
@@ -112,5 +117,6 @@ def _log_above(console: Console) -> Iterator[None]:
 
 def _pass_on(reading_end: int, show: Callable[[Text], None]) -> None:
     with open(reading_end, encoding="utf-8", errors="replace") as log:
-        for text in log:
-            show(Text(text.rstrip("\n"), overflow="fold"))
+        for text in log:  # to the end, or those who write would wait for ever
+            with suppress(OSError):  # the terminal was closed
+                show(Text(text.rstrip("\n"), overflow="fold"))

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 from rich.console import Console
+from rich.text import Text
 
 from mlx_rq import submit
 from mlx_rq.jobs.queue.status import status
@@ -166,6 +167,19 @@ class TestLivingLine:
         os.write(2, b"after\n")
         assert console.file.getvalue() == "[bold]one[/bold]\ntwo\n"  # type: ignore[attr-defined]
         assert capfd.readouterr().err == "after\n"
+
+    def test_a_terminal_that_was_closed_holds_up_nobody_who_writes(self) -> None:
+        asked = []
+
+        def show(text: Text) -> None:
+            asked.append(text.plain)
+            raise OSError("the terminal is gone")
+
+        reading_end, writing_end = os.pipe()
+        os.write(writing_end, b"one\ntwo\n")
+        os.close(writing_end)
+        living_line._pass_on(reading_end, show)
+        assert asked == ["one", "two"]
 
     def test_elsewhere_than_on_a_terminal_there_is_none(
         self,
