@@ -13,12 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("jobs", "engine", "worker", "api_stub")
-LUA = (
-    *(
-        f"jobs/queue/{name}.lua"
-        for name in ("any_type", "backlog", "enqueue", "finish", "webhooks")
-    ),
-    *(f"worker/leases/{name}.lua" for name in ("claim", "claim_job", "claim_walk", "give_back")),
+LUA = tuple(
+    str(path.relative_to(ROOT)) for room in ROOMS for path in sorted((ROOT / room).rglob("*.lua"))
 )
 HEAVY = ("mlx", "mlx_lm", "transformers", "torch", "numpy")
 
