@@ -230,8 +230,7 @@ def fight(arena: Arena, blows: Sequence[Blow], seconds: float) -> float:
 
 def reconcile(arena: Arena, asked: Sequence[str], connection: Redis) -> dict[str, Any]:
     """Looks at every id: its end, its answer, its attempts."""
-    entries: Any = connection.xrange(keys.COMPLETIONS)
-    told = Counter(fields[b"job"].decode() for _, fields in entries)
+    told = Counter(fields[b"job"].decode() for _, fields in connection.xrange(keys.COMPLETIONS))
     began = Counter(found[2] for found in arena.said(r"began (\w+)"))
     statuses: Counter[str] = Counter()
     wrong: list[str] = []

@@ -188,7 +188,7 @@ def _print_overview(state: dict[str, Any]) -> None:
             computed += f", {totals['prefilled_tokens'] / distinct:.2f} x distinct"
         workers.add_row(
             worker["name"][:8],
-            worker["model"],
+            _loaded(worker),
             f"{worker['host']}:{worker['pid']}",
             f"{worker['running']}/{worker['capacity']}",
             str(worker["waiting"]),
@@ -213,6 +213,14 @@ def _memory(held: Mapping[str, int | None]) -> str:
     said = f"{held['active'] / 1e9:.1f}"  # type: ignore[operator]
     ceiling = held.get("ceiling")
     return f"{said} GB" if ceiling is None else f"{said} of {ceiling / 1e9:.1f} GB"
+
+
+def _loaded(worker: Mapping[str, Any]) -> str:
+    """Names the model that a worker has loaded, or those that it could."""
+    others = [model["id"] for model in worker["models"] if model["id"] != worker["model"]]
+    if not any(model["state"] == "loaded" for model in worker["models"]) and worker["models"]:
+        return f"none of {', '.join([worker['model'], *others])}"
+    return f"{worker['model']} (or {', '.join(others)})" if others else str(worker["model"])
 
 
 COMMANDS = (submit, result, status)

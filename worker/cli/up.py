@@ -14,6 +14,7 @@ from mlx_rq.jobs.queue.connection import without_password
 from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
 from mlx_rq.worker.cli.common import data_folder, needs_extra, option
 from mlx_rq.worker.cli.model import ensure_model
+from mlx_rq.worker.cli.models import asked_models
 from mlx_rq.worker.cli.ports import is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
 from mlx_rq.worker.cli.serve import DEFAULT_HTTP_PORT
@@ -40,7 +41,9 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
     still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
     part ends by itself, or this process is killed, the others end too.
     """
-    ensure_model(options["model"])
+    asked = asked_models(options["model"], options["served_name"], options["models_from"])
+    for one in asked:
+        ensure_model(one.model)
     folder = data_folder(data_dir)
     if http:
         with needs_extra("http"):
@@ -54,8 +57,8 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
         server = None
         if http:
             _check_http_port(http_port)
-            names = options["model"], *options["served_name"]
-            serve = {"http_port": http_port, "data_dir": folder, "model": names}
+            names = dict.fromkeys(name for one in asked for name in (one.model, *one.names))
+            serve = {"http_port": http_port, "data_dir": folder, "model": tuple(names)}
             server = running.enter_context(
                 child_process("serve", url, serve, log_level="warning", holds=[used])
             )
