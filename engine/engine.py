@@ -193,7 +193,6 @@ class MLXEngine:
 
     def close(self) -> None:
         """Frees the memory of the model and of all that was computed with it."""
-        self._running.sharing.remove()
         self._output_formats.close()
         device = self._device
         vars(self).clear()  # nearly all of it refers to the model
