@@ -29,6 +29,8 @@ lint: $(VENV)/.dev
 	@# A mypy that looks at a part of the package only says "Success", too: count the files.
 	$(BIN)/mypy | tee /dev/stderr | \
 		grep -q "^Success: no issues found in $$(find -L mlx_rq -name '*.py' | wc -l) source files"
+	@# Nothing else tells that a benchmark does not fit the code any more.
+	MYPYPATH=tests:tests/engine:tests/reliability $(BIN)/mypy --follow-imports silent bench
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -6,7 +6,7 @@ Through a real queue and real workers with a tiny random model, whose memory is 
 document's questions share all of it but their last words; all share a system message. The figures
 are over the whole backlog: tokens that all workers prefilled, for each distinct token of all
 prompts. A lone job, which begins like no other, comes when a third of the jobs has ended: `lone` is
-how many jobs ended before it from then on.
+how many jobs ended before it from then on, `lone_share` its wait in parts of the whole run's time.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from mlx_rq.engine.options import EngineOptions  # noqa: E402
 from mlx_rq.engine.prompts.render import render  # noqa: E402
 from mlx_rq.engine.scheduling.budget import measure_kv  # noqa: E402
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens  # noqa: E402
-from mlx_rq.jobs.openai.validation import validate  # noqa: E402
+from mlx_rq.jobs.openai.requests import ChatRequest  # noqa: E402
 from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
 from mlx_rq.worker.models.switch import EngineSwitch  # noqa: E402
 from mlx_rq.worker.options import WorkerOptions  # noqa: E402
@@ -61,6 +61,8 @@ class Figures(NamedTuple):
     told: float
     """The same as the workers tell it; they count what each of them computed."""
     lone: int
+    lone_share: float
+    """Of the whole run's time: how long the lone job waited."""
     jobs_per_second: float
 
 
@@ -124,7 +126,8 @@ def distinct_of(bodies: list[Body]) -> int:
     model = tiny_model("llama")
     distinct = DistinctTokens(exact=2**26)
     for body in bodies:
-        for prompt in render(validate("chat", body), model.tokenizer, model.vocab_size):
+        request = ChatRequest.model_validate(body)
+        for prompt in render(request, model.tokenizer, model.vocab_size):
             distinct.add(prompt)
     return distinct.count
 
@@ -152,8 +155,10 @@ def measure(order: str, bodies: list[Body], workers: int, batch_size: int) -> Fi
         for _ in wait_for(connection, len(bodies) // 3):
             pass
         before = connection.xlen("mlx-rq:completions")
+        submitted = time.monotonic()
         lone: Job = submit(prompt="Once upon a time", max_tokens=4, redis_url=url)
         lone.result(timeout=600)
+        waited = time.monotonic() - submitted
         passed = connection.xlen("mlx-rq:completions") - before - 1
         for _ in wait_for(connection, len(bodies) + 1):
             pass
@@ -170,6 +175,7 @@ def measure(order: str, bodies: list[Body], workers: int, batch_size: int) -> Fi
         prefilled_per_distinct=prefilled / distinct_of(bodies),
         told=prefilled / sum(distinct for _, distinct in totals),
         lone=passed,
+        lone_share=waited / seconds,
         jobs_per_second=len(bodies) / seconds,
     )
 
@@ -194,7 +200,7 @@ def main() -> None:
             print(
                 f"{order:9} {workers} worker(s), {figures.jobs:,} jobs: prefilled / distinct "
                 f"{figures.prefilled_per_distinct:.3f} (told {figures.told:.3f}); a lone job "
-                f"waited for {figures.lone}",
+                f"waited for {figures.lone} ({figures.lone_share:.1%} of the time)",
                 flush=True,
             )
 

@@ -230,7 +230,8 @@ def fight(arena: Arena, blows: Sequence[Blow], seconds: float) -> float:
 
 def reconcile(arena: Arena, asked: Sequence[str], connection: Redis) -> dict[str, Any]:
     """Looks at every id: its end, its answer, its attempts."""
-    told = Counter(fields[b"job"].decode() for _, fields in connection.xrange(keys.COMPLETIONS))
+    entries: Any = connection.xrange(keys.COMPLETIONS)
+    told = Counter(fields[b"job"].decode() for _, fields in entries)
     began = Counter(found[2] for found in arena.said(r"began (\w+)"))
     statuses: Counter[str] = Counter()
     wrong: list[str] = []

@@ -55,7 +55,7 @@ def server(redis_url: str, folder: Path) -> Iterator[tuple[str, int]]:
 
 def _is_open(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").json()["status"] == "ok"
+        return bool(httpx.get(f"{url}/health").json()["status"] == "ok")
     except httpx.TransportError:
         return False
 

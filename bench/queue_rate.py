@@ -11,7 +11,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from redis import Redis
 from rq import Queue, SimpleWorker
 
 from mlx_rq import submit_many
-from mlx_rq.engine.interface import Outcome, Task, Totals
+from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
 from mlx_rq.worker.cli.valkey import embedded_valkey
 from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
@@ -46,8 +46,25 @@ class InstantEngine:
         return len(self._tasks)
 
     @property
+    def waiting_tokens(self) -> int:
+        return 0
+
+    @property
     def in_flight(self) -> list[str]:
         return [task.id for task in self._tasks]
+
+    @property
+    def task_ids(self) -> list[str]:
+        return [task.id for task in self._tasks]
+
+    def check(self) -> None:
+        """It has nothing to lose track of."""
+
+    def close(self) -> None:
+        """It has nothing to free."""
+
+    def partial(self, task_ids: Collection[str]) -> dict[str, Sequence[Partial]]:
+        return {}
 
     def memory(self) -> dict[str, int | None]:
         return {}
@@ -62,6 +79,9 @@ class InstantEngine:
     def step(self) -> list[Outcome]:
         tasks, self._tasks = self._tasks, []
         return [Outcome(task.id, {"object": "chat.completion", "id": task.id}) for task in tasks]
+
+    def spare(self, count: int) -> list[str]:
+        return []
 
     def cancel(self, task_id: str) -> None:
         self._tasks = [task for task in self._tasks if task.id != task_id]

@@ -24,7 +24,7 @@ class Late(Connection):
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         time.sleep(LATENCY)
-        super().send_packed_command(command, check_health)
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

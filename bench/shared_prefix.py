@@ -69,10 +69,10 @@ def operations_a_layer(lengths: Sequence[int], dtype: mx.Dtype, *, mixed: bool =
     rows = BatchSharedKVCache([(part,) for part in on], [0] * len(on))
     rows.update_and_fetch(some(len(on), 2, 20, 64), some(len(on), 2, 20, 64))
     queries, mask = some(len(on), 8, 1, 64), mx.ones((len(on), 1, 1, 20), mx.bool_)
-    own = rows.keys_and_values()
-    first = shared_attention(queries, *own, rows, 0.125, mask)
-    mx.eval(first, queries, *own, *(array for part in parts for array in (part.keys, part.values)))
-    return operations(shared_attention(queries, *own, rows, 0.125, mask))
+    keys, values = rows.keys_and_values()  # type: ignore[no-untyped-call]
+    first = shared_attention(queries, keys, values, rows, 0.125, mask)
+    mx.eval(first, queries, keys, values, *(array for part in parts for array in part.arrays))
+    return operations(shared_attention(queries, keys, values, rows, 0.125, mask))
 
 
 @dataclass(frozen=True)

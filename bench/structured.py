@@ -26,6 +26,7 @@ from mlx_rq.engine.structured.constraint import GrammarFault
 from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import CompiledGrammar, Guidance
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.validation import validate
 
 SCHEMA = {
@@ -100,6 +101,7 @@ def compile_schema(
 ) -> CompiledGrammar:
     """Compiles a schema; raises RequestError or GrammarFault."""
     request = validate("chat", body(0, 10, schema, strict))
+    assert isinstance(request, ChatRequest)
     grammar = grammar_of(request, model_format_of(model.tokenizer), False)
     assert grammar is not None
     return guidance.compile(grammar)
