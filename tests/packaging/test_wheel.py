@@ -100,7 +100,7 @@ def test_every_file_that_the_rooms_need_is_in_the_wheel(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     for package, folder in [("mlx_rq", "mlx_rq"), *((f"mlx_rq/{room}", room) for room in ROOMS)]:
         for file in (ROOT / folder).rglob("*"):
-            if file.suffix in (".py", ".lua", ".typed"):
+            if file.suffix in (".py", ".lua", ".typed", ".html", ".css", ".js"):
                 assert f"{package}/{file.relative_to(ROOT / folder)}" in inside
         assert f"{package}/py.typed" in inside or package == "mlx_rq"
     lua = {name for name in inside if name.endswith(".lua")}

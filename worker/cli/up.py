@@ -34,7 +34,15 @@ Process = subprocess.Popen[bytes]
 @data_dir_option("Where the queue's data lasts.")
 @option("--http/--no-http", default=True, help="Open the HTTP server too, on loopback.")
 @option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
-def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
+@option("--show-content", is_flag=True, help="Have the server's page show prompts and answers.")
+def up(
+    port: int,
+    data_dir: Path | None,
+    http: bool,
+    http_port: int,
+    show_content: bool,
+    **options: Any,
+) -> None:
     """Run a queue, a worker and the HTTP server in this terminal; Ctrl-C ends them all.
 
     The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
@@ -58,7 +66,8 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
         if http:
             _check_http_port(http_port)
             names = dict.fromkeys(name for one in asked for name in (one.model, *one.names))
-            serve = {"http_port": http_port, "data_dir": folder, "model": tuple(names)}
+            serve: dict[str, Any] = {"http_port": http_port, "data_dir": folder}
+            serve |= {"model": tuple(names), "show_content": show_content}
             server = running.enter_context(
                 child_process("serve", url, serve, log_level="warning", holds=[used])
             )
