@@ -92,7 +92,7 @@ export class Chart {
     const said = this.series.map(({ name }, which) =>
       el("span", { class: CLASSES[which] }, `${name} ${point ? this.format(point.values[which]) : "–"}`));
     fill(this.caption, el("b", {}, this.title), ...said, el("span", {}, point ? clock(point.at, number !== null) : "no samples yet"));
-    this.picture.setAttribute("aria-label", this.caption.textContent);
+    this.picture.setAttribute("aria-label", [...this.caption.children].map((part) => part.textContent).join(", "));
   }
 }
 

@@ -37,7 +37,7 @@ const UNITS = ["", "k", "M", "G", "T"];
 
 export function short(value) {
   let unit = 0;
-  while (Math.abs(value) >= 9999.5 && unit < UNITS.length - 1) [value, unit] = [value / 1000, unit + 1];
+  while (Math.abs(value) >= (unit ? 999.5 : 9999.5) && unit < UNITS.length - 1) [value, unit] = [value / 1000, unit + 1];
   const digits = unit === 0 && Number.isInteger(value) ? 0 : Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
   return value.toLocaleString(undefined, { maximumFractionDigits: digits }) + (UNITS[unit] && ` ${UNITS[unit]}`);
 }

@@ -44,11 +44,19 @@ def _outcome(job: Job, status: str, *, content: bool) -> dict[str, Any]:
 
 
 def _prompt(body: dict[str, Any]) -> str:
-    """Writes down what a body asks: a plain text as it is, messages one after the other."""
-    said = {name: body[name] for name in _PROMPTS if body.get(name)}
-    texts = [value for value in said.values() if isinstance(value, str)]
-    if len(texts) == len(said):
-        return "\n\n".join(texts)
+    """Writes down what a body asks: texts as they are, messages one after the other."""
+    said = [body[name] for name in _PROMPTS if body.get(name)]
+    return "\n\n".join(map(_written, said))
+
+
+def _written(said: Any) -> str:
+    match said:
+        case str():
+            return said
+        case [*items]:
+            return "\n\n".join(map(_written, items))
+        case {"role": str(role), "content": str(content)}:
+            return f"{role}: {content}"
     return json.dumps(said, indent=1, ensure_ascii=False)
 
 

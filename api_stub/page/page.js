@@ -96,18 +96,25 @@ function showTiles() {
   const { state } = shown, now = history.at(-1);
   if (!state) return;
   const sum = (rows, of) => rows.reduce((all, row) => all + of(row), 0);
+  const served = new Set(state.workers.flatMap((worker) => worker.serves));
   const waiting = sum(state.queues, (queue) => queue.queued);
+  const reachable = sum(state.queues, (queue) => (served.has(queue.model) ? queue.queued : 0));
   const fresh = now && now.at > Date.now() / 1000 - 60 ? now : null;
   const rate = fresh?.jobs_ended;
   const tiles = [
-    ["Jobs waiting", short(waiting), rate && waiting ? `about ${lasting(waiting / rate)} at this pace` : ""],
+    ["Jobs waiting", short(waiting), rate && reachable ? `${lasting(reachable / rate)} at this pace` : ""],
     ["Running", short(sum(state.queues, (queue) => queue.in_progress)), `${state.workers.length} worker${state.workers.length === 1 ? "" : "s"}`],
     ["Tokens a second", fresh ? short(fresh.decoded_tokens) : "–", fresh ? `${short(fresh.prompt_tokens)} in` : ""],
     ["Jobs a minute", fresh ? short(60 * rate) : "–", ""],
-    ["Saved by sharing", percent(share(totals(state.workers))), `${short(saved(state.workers))} tokens`],
-    ["Memory", bytes(sum(state.workers, (worker) => worker.memory.active ?? 0)), `of ${bytes(sum(state.workers, (worker) => worker.memory.ceiling ?? 0))}`],
+    ["Saved by sharing", state.workers.length ? percent(share(totals(state.workers))) : "–", `${short(saved(state.workers))} tokens`],
+    ["Memory", ...memory(state.workers)],
   ];
   fill(byId("tiles"), ...tiles.map(([name, value, more]) => el("li", {}, el("span", {}, name), el("b", {}, value), el("span", {}, more))));
+}
+
+function memory(workers) {
+  const [active, ceiling] = ["active", "ceiling"].map((name) => workers.reduce((all, worker) => all + (worker.memory[name] ?? 0), 0));
+  return active ? [bytes(active), ceiling ? `of ${bytes(ceiling)}` : ""] : ["–", ""];
 }
 
 function totals(workers) {

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 from rq.job import Job as RQJob
+from rq.job import JobStatus
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys, reading
@@ -38,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def recent_jobs(connection: Redis, lists: Iterable[str], most: int) -> list[Seen]:
-    """Reads the last so many jobs of each of RQ's lists in each queue, the latest first.
+    """Reads the last so many jobs of each of RQ's lists in each queue: those that run, the latest.
 
     `lists` are of `queue`, `started`, `finished`, `failed` and `canceled`.
     """
@@ -55,7 +56,8 @@ def recent_jobs(connection: Redis, lists: Iterable[str], most: int) -> list[Seen
         member.partition(":")[0] for reply in replies for member in reading.texts(reply)
     )
     found = seen_jobs(connection, list(ids))
-    return sorted(found, key=lambda job: job.changed_at, reverse=True)
+    running = JobStatus.STARTED.value
+    return sorted(found, key=lambda job: (job.status == running, job.changed_at), reverse=True)
 
 
 def seen_jobs(connection: Redis, job_ids: Sequence[str]) -> list[Seen]:
