@@ -112,14 +112,14 @@ def fill_history(connection: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
             write_sample(connection, sample)
 
 
-def batch_of(server: RunningServer, lines: int) -> str:
+def batch_of(server: RunningServer, lines: int, name: str = HOSTILE) -> str:
     http = as_client(server, "any")
     body = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
     line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
     content = "\n".join(json.dumps({"custom_id": str(n), **line}) for n in range(lines))
     file = http.post("/v1/files", files={"file": ("f", content)}, data={"purpose": "batch"})
     wanted = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    wanted |= {"input_file_id": file.json()["id"], "metadata": {"night": HOSTILE}}  # type: ignore[dict-item]
+    wanted |= {"input_file_id": file.json()["id"], "metadata": {"night": name}}  # type: ignore[dict-item]
     return str(http.post("/v1/batches", json=wanted).json()["id"])
 
 
@@ -170,9 +170,7 @@ def test_a_night_of_work(
     expect(page.locator("#notes")).to_contain_text(HOSTILE)
     expect(page.locator("#charts path").first).to_be_visible()
     expect(page.locator("figcaption").first).to_contain_text("out 4")
-    page.screenshot(path=SCREENSHOTS / "page-light.png", full_page=True)
     expect(job_row(dark, failed.id)).to_be_visible()
-    dark.screenshot(path=SCREENSHOTS / "page-dark.png", full_page=True)
 
     # Found by its metadata, with the keyboard alone; opened, read, closed.
     page.keyboard.press("/")
@@ -183,7 +181,6 @@ def test_a_night_of_work(
     expect(page.get_by_label("Prompt", exact=True)).to_contain_text(HOSTILE)
     expect(page.get_by_label("Answer", exact=True)).to_have_text(f"chat for {done.id}")
     expect(page.get_by_label("The job's life").locator("li")).to_have_count(3)
-    page.screenshot(path=SCREENSHOTS / "page-job.png")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").press("Enter")
     answer = json.loads(Path(download.value.path()).read_text())
@@ -220,6 +217,38 @@ def test_a_night_of_work(
     for open_ in (page, dark):
         assert open_.title() == "mlx-rq"
         assert open_.locator("img").count() == open_.locator("td b").count() == 0
+
+
+def test_the_pictures_of_the_docs(
+    start_server: Any,
+    start_worker: StartWorker,
+    open_page: Any,
+    connection: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill_history(connection, monkeypatch)
+    engine = FakeEngine("Qwen3-4B-4bit", hold=True, refuse=refuse, answer_with=answer_any)
+    engine.totals.prompt_tokens, engine.totals.prefilled_tokens = 4_200_000, 1_300_000
+    engine.totals.decoded_tokens = 2_345_678
+    server = start_server(show_content=True)
+    start_worker(engine)
+    batch_of(server, 30, "reviews, second pass")
+    done = [submit(prompt=f"Name a colour of autumn, the {n}th.") for n in range(4)]
+    engine.wait_for_tasks(20)
+    engine.release(*(job.id for job in done), *engine.task_ids[:12])
+    for job in done:
+        job.result(PATIENCE)
+    page = open_page(server)
+    expect(page.locator("#batches")).to_contain_text("of 30")
+    expect(job_row(page, done[0].id)).to_contain_text("completed")
+    page.screenshot(path=SCREENSHOTS / "page-light.png", full_page=False)
+    phone = open_page(server, color_scheme="dark", viewport={"width": 420, "height": 900})
+    expect(phone.locator("figcaption").first).to_contain_text("out 4")
+    phone.screenshot(path=SCREENSHOTS / "page-dark.png")
+    assert phone.evaluate("document.documentElement.scrollWidth") == 420
+    page.get_by_label(f"Open job {done[0].id}").click()
+    expect(page.get_by_label("Answer", exact=True)).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "page-job.png")
 
 
 def test_no_text_becomes_html_even_by_a_fault_of_ours(start_server: Any, open_page: Any) -> None:
