@@ -145,9 +145,8 @@ class Service:
         with reachable(self.connection):
             self._room.check(self.connection, info["model"])
         with self._quota.place(self.connection, options.owner or ANYONE) as place:
-            # What came before a response is in its body already.
-            prepared = prepare(job.payload().body)._replace(continues=None)
-            (again,) = send([prepared], options, redis_url=self.redis_url)
+            # Without its history: what came before a response is in its body already.
+            (again,) = send([prepare(job.payload().body)], options, redis_url=self.redis_url)
             place.job_id = again.id
             return again
 

@@ -72,6 +72,7 @@ def up(
                 child_process("serve", url, serve, log_level="warning", holds=[used])
             )
             click.echo(f"server: http://127.0.0.1:{http_port}/v1", err=True)
+            click.echo(f"page:   http://127.0.0.1:{http_port}/", err=True)
         worker = running.enter_context(
             child_process("worker", url, {**options, "data_dir": folder}, holds=[used])
         )
