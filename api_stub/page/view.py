@@ -92,8 +92,9 @@ class View:
 
     def _matching(self, connection: Redis, jobs: Sequence[Seen], text: str) -> list[Seen]:
         """Picks jobs by what their id begins with, or what stands in their other fields."""
-        unread = [job.id for job in jobs if job.id not in self._metadata]
-        self._metadata |= metadata_of(connection, unread)
+        known = {job.id: self._metadata[job.id] for job in jobs if job.id in self._metadata}
+        unread = [job.id for job in jobs if job.id not in known]
+        self._metadata = {**known, **metadata_of(connection, unread)}
         text = text.lower()
         return [
             job
