@@ -9,13 +9,19 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 
-.PHONY: demo test families lint format clean
+.PHONY: demo test test-page families lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
 
 test: $(VENV)/.dev
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# The HTTP server's page in the system's Chromium (Debian: chromium-headless-shell), which also takes
+# the pictures in docs/images/. Fails where there is none.
+test-page: $(VENV)/.dev
+	$(INSTALL) '.[browser]'
+	$(BIN)/pytest tests/browser/page.py
 
 # Which models of mlx-lm are batched, and how: fails where that is not what the page says.
 families: $(VENV)/.dev

@@ -165,6 +165,9 @@ class Batch(BaseModel):
     note: str | None = None
 
 
+ModelState = Literal["loaded", "loading", "can_be_loaded", "failed"]
+
+
 class Model(BaseModel):
     """A model that a live worker serves."""
 
@@ -172,6 +175,8 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    state: ModelState
+    """Ours: whether a worker has it in memory; a job for one that can be loaded has it loaded."""
 
 
 class Models(BaseModel):

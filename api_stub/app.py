@@ -27,6 +27,7 @@ from mlx_rq.api_stub.routes import (
     health,
     input_tokens,
     jobs,
+    page,
     responses,
     stored_completions,
 )
@@ -71,12 +72,13 @@ def create_app(settings: Settings) -> FastAPI:
     # For the description alone: `AccessCheck` looks at keys.
     bearer = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     for module in (
-        *(jobs, completions, stored_completions, responses, input_tokens, files, batches),
+        *(jobs, completions, stored_completions, responses, input_tokens, files, batches, page),
     ):
         guards = [Depends(refuse_unknown_query), *bearer]
         app.include_router(module.router, dependencies=guards, responses=REFUSED)
     app.include_router(health.router, dependencies=bearer)
     app.include_router(health.open_router)
+    app.include_router(page.open_router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit)
     app.add_middleware(AccessCheck, settings=settings)

@@ -91,7 +91,9 @@ class _Counts(Collector):
 
 
 def _labels(worker: Mapping[str, Any]) -> dict[str, str]:
-    return {"worker": worker["name"], "model": worker["model"]}
+    # All that it may load: a label that changed with what is loaded would begin another series.
+    models = " ".join(model["id"] for model in worker["models"])
+    return {"worker": worker["name"], "model": models or worker["model"]}
 
 
 def _gauge(name: str, help_text: str, samples: Iterable[Sample]) -> Metric:

@@ -29,6 +29,10 @@ ASSETS = "/docs/assets"
 """Below it are scripts and styles of the description, which come from a package."""
 
 
+PAGE_ASSETS = "/page/assets"
+"""Below it are the files of the page at `/` (`page/assets.py`)."""
+
+
 class RequestIds:
     """Sends `x-request-id` with every answer, and answers what nobody else caught."""
 
@@ -70,7 +74,7 @@ class AccessCheck:
         self._rates = RateLimit(settings.requests_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope["path"]):
+        if scope["type"] == "http" and not _is_open(scope):
             try:
                 client = self._client(Headers(scope=scope))
                 scope.setdefault("state", {})[CLIENT] = client
@@ -130,8 +134,16 @@ class AccessCheck:
             )
 
 
-def _is_open(path: str) -> bool:
-    return path in _OPEN_TO_ALL or path.startswith(f"{ASSETS}/")
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"]
+    if path == "/":
+        return wants_page(Headers(scope=scope))
+    return path in _OPEN_TO_ALL or path.startswith((f"{ASSETS}/", f"{PAGE_ASSETS}/"))
+
+
+def wants_page(headers: Headers) -> bool:
+    """Tells a browser that a person opens from the clients of the API."""
+    return "text/html" in headers.get("accept", "")
 
 
 def _split(url: str) -> SplitResult:

@@ -21,6 +21,7 @@ from mlx_rq.api_stub.file_store import FileStore, lock_folder
 from mlx_rq.api_stub.metrics import Requests
 from mlx_rq.api_stub.middleware import CLIENT
 from mlx_rq.api_stub.quota import Quota, Room
+from mlx_rq.api_stub.sampler import Sampler
 from mlx_rq.api_stub.settings import ANYONE, Settings
 from mlx_rq.api_stub.webhooks import Webhooks
 from mlx_rq.jobs.client.conversation import with_history
@@ -33,7 +34,7 @@ from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.options import JobOptions
-from mlx_rq.jobs.queue.owners import may_see, may_see_job
+from mlx_rq.jobs.queue.owners import may_see, may_see_job, owner_of
 from mlx_rq.jobs.queue.prepare import prepare
 from mlx_rq.jobs.queue.workers import known_models, live_workers
 
@@ -126,6 +127,29 @@ class Service:
             place.job_id = job.id
             return job
 
+    def retry(self, job: Job) -> Job:
+        """Puts what a job asked for into the queue once more, as urgent as it was and its owner's.
+
+        Raises ApiError where it has not failed, or there is no room.
+        """
+        info = job.info()
+        if info["status"] not in ("failed", "cancelled"):
+            raise ApiError(
+                409,
+                f"Job {job.id} is {info['status']}; only one that failed or was cancelled is tried "
+                "again.",
+                code="job_not_failed",
+                param="id",
+            )
+        options = JobOptions(priority=info["priority"], owner=owner_of(self.redis_url, job.id))
+        with reachable(self.connection):
+            self._room.check(self.connection, info["model"])
+        with self._quota.place(self.connection, options.owner or ANYONE) as place:
+            # Without its history: what came before a response is in its body already.
+            (again,) = send([prepare(job.payload().body)], options, redis_url=self.redis_url)
+            place.job_id = again.id
+            return again
+
     async def find(self, client: str | None, job_id: str) -> Job:
         """Gives the job of an id; raises JobNotFound where the client may not see it.
 
@@ -175,13 +199,17 @@ class Service:
         """Runs batches, sends webhooks, and deletes expired files, until it is cancelled."""
         await run_in_threadpool(self._look_for_redis)
         self.batches.resume()
-        webhooks = asyncio.create_task(self.webhooks.run())
+        beside = [
+            asyncio.create_task(task)
+            for task in (self.webhooks.run(), Sampler(self.redis_url).run())
+        ]
         try:
             while True:
                 await self._sweep()
                 await asyncio.sleep(_SWEEP_SECONDS)
         finally:
-            webhooks.cancel()
+            for task in beside:
+                task.cancel()
             self.batches.close()
             self._lock.close()
 

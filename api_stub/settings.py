@@ -108,9 +108,9 @@ class Settings:
     `requests_per_minute` is for each key, and so is `jobs_per_key`, the jobs that have not ended;
     `max_queued` jobs may wait for one model. The endpoints that do not wait take jobs for models
     that workers have served before, for `models`, and with `queue_unserved` for any.
-    `keep_on_disconnect` lets a job go on when the client that waits for it is gone. Webhooks are
-    signed with all `webhook_secrets`, sent only where there are any, and only to public addresses
-    and those of `webhook_networks`.
+    `keep_on_disconnect` lets a job go on when the client that waits for it is gone. `show_content`
+    has the page show prompts and answers. Webhooks are signed with all `webhook_secrets`, sent only
+    where there are any, and only to public addresses and those of `webhook_networks`.
     """
 
     data_dir: Path
@@ -123,6 +123,7 @@ class Settings:
     models: tuple[str, ...] = ()
     queue_unserved: bool = False
     keep_on_disconnect: bool = False
+    show_content: bool = False
     webhook_secrets: tuple[bytes, ...] = ()
     webhook_networks: tuple[Network, ...] = ()
 

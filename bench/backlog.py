@@ -36,6 +36,7 @@ from mlx_rq.engine.scheduling.budget import measure_kv  # noqa: E402
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens  # noqa: E402
 from mlx_rq.jobs.openai.requests import ChatRequest  # noqa: E402
 from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
+from mlx_rq.worker.models.switch import EngineSwitch  # noqa: E402
 from mlx_rq.worker.options import WorkerOptions  # noqa: E402
 from mlx_rq.worker.worker import MLXWorker  # noqa: E402
 
@@ -101,7 +102,10 @@ def work(url: str, told: Any, batch_size: int) -> None:
     options = EngineOptions(batch_size=batch_size, kv_bytes=HELD * of_one, reserve=16)
     engine = MLXEngine(model, options)
     worker = MLXWorker(
-        engine, Redis.from_url(url), Redis.from_url(url), options=WorkerOptions(lease=20)
+        EngineSwitch.of(engine),
+        Redis.from_url(url),
+        Redis.from_url(url),
+        options=WorkerOptions(lease=20),
     )
     threading.Thread(target=_stop_when_done, args=(url, worker), daemon=True).start()
     worker.run()

@@ -29,6 +29,7 @@ from mlx_rq.engine.engine import MLXEngine  # noqa: E402
 from mlx_rq.engine.models.load import LoadedModel, load  # noqa: E402
 from mlx_rq.engine.options import EngineOptions  # noqa: E402
 from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
+from mlx_rq.worker.models.switch import EngineSwitch  # noqa: E402
 from mlx_rq.worker.options import WorkerOptions  # noqa: E402
 from mlx_rq.worker.worker import MLXWorker  # noqa: E402
 
@@ -60,7 +61,7 @@ def measure(model: LoadedModel, jobs: int, url: str) -> list[tuple[int, float]]:
         bodies = [body(number) for number in range(first, min(jobs, first + 1000))]
         submit_many(bodies, redis_url=url)
     worker = MLXWorker(
-        MLXEngine(model, EngineOptions(batch_size=32, kv_bytes=KV_BYTES)),
+        EngineSwitch.of(MLXEngine(model, EngineOptions(batch_size=32, kv_bytes=KV_BYTES))),
         Redis.from_url(url),
         Redis.from_url(url),
         options=WorkerOptions(burst=True),

@@ -22,6 +22,7 @@ from rq import Queue, SimpleWorker
 from mlx_rq import submit_many
 from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
 from mlx_rq.worker.cli.valkey import embedded_valkey
+from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.worker import MLXWorker
 
@@ -58,6 +59,9 @@ class InstantEngine:
 
     def check(self) -> None:
         """It has nothing to lose track of."""
+
+    def close(self) -> None:
+        """It has nothing to free."""
 
     def partial(self, task_ids: Collection[str]) -> dict[str, Sequence[Partial]]:
         return {}
@@ -100,7 +104,7 @@ def measure_ours(url: str, jobs: int) -> dict[str, float]:
     submit_many([body(number) for number in range(jobs)], redis_url=url)
     submitted = time.perf_counter()
     worker = MLXWorker(
-        InstantEngine(),
+        EngineSwitch.of(InstantEngine()),
         Redis.from_url(url),
         Redis.from_url(url),
         options=WorkerOptions(burst=True),

@@ -38,6 +38,7 @@ from mlx_rq.engine.structured.constraint import GrammarFault
 from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import CompiledGrammar, Guidance
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.validation import validate
 
 TOKENIZER = Path.home() / ".cache/mlx-rq/models/smollm2-4bit"
@@ -90,6 +91,7 @@ class Bench:
         form = {"type": "json_schema", "json_schema": wanted}
         messages = [{"role": "user", "content": "x"}]
         request = validate("chat", {"messages": messages, "response_format": form})
+        assert isinstance(request, ChatRequest)
         grammar = grammar_of(request, self.model_format, False)
         assert grammar is not None
         return self.guidance.compile(grammar)

@@ -9,6 +9,7 @@ The way of a sequence: `add` renders it → `_start_compiled` has it wait, once 
 makes its task's outcome. `SequenceTable` knows where each one is.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -193,6 +194,14 @@ class MLXEngine:
     def check(self) -> None:
         """Raises IntegrityError where tasks, states, indexes, KV and counters do not agree."""
         check(self._sequences, self.totals)
+
+    def close(self) -> None:
+        """Frees the memory of the model and of all that was computed with it."""
+        self._output_formats.close()
+        device = self._device
+        vars(self).clear()  # nearly all of it refers to the model
+        gc.collect()  # models refer to themselves
+        device.clear_cache()
 
     # The parts of a step, in the order of a sequence's way.
 

@@ -157,3 +157,6 @@ class Engine(Protocol):
 
     def cancel(self, task_id: str) -> None:
         """Forgets a task, waiting or running. Does nothing where it is unknown."""
+
+    def close(self) -> None:
+        """Frees the memory that the model and its caches take. It is not used afterwards."""

@@ -17,6 +17,7 @@ from mlx_rq.engine.interface import IntegrityError, Outcome, Partial, Steps, Tas
 from mlx_rq.jobs.openai.requests import ANY_MODEL, CompletionRequest
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import new_connection
+from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
 from mlx_rq.worker.process.power import KeepAwake
@@ -91,6 +92,7 @@ class FakeEngine:
         self.spares = False
         """Whether another engine might as well do what waits."""
         self.steps = 0
+        self.closed = 0
         self.added: list[Task] = []
         self.cancelled: list[str] = []
         self.took: Steps | None = None
@@ -184,6 +186,12 @@ class FakeEngine:
         with self._changed:
             self.cancelled.append(task_id)
             self._tasks.pop(task_id, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            assert not self._tasks, "an engine was closed that had tasks"
+            self.closed += 1
             self._changed.notify_all()
 
     # What tests do with it:
@@ -299,6 +307,7 @@ def worker_in_thread(
     redis_url: str,
     engine: FakeEngine | None = None,
     *,
+    switch: EngineSwitch | None = None,
     served_names: Sequence[str] = (),
     name: str | None = None,
     connection: Redis | None = None,
@@ -308,14 +317,13 @@ def worker_in_thread(
 ) -> Iterator[RunningWorker]:
     """Runs a worker while the block runs, then stops it; `options` are those of WorkerOptions.
 
-    It checks itself.
+    It checks itself. A `switch` has engines of several models, one of which `engine` may be.
     """
     engine = engine or FakeEngine()
     worker = MLXWorker(
-        engine,
+        switch or EngineSwitch.of(engine, served_names),
         connection or new_connection(redis_url),
         new_connection(redis_url),
-        served_names=served_names,
         options=WorkerOptions(**{"check": True, **options}),
         name=name,
         pause=pause,

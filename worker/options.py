@@ -15,6 +15,7 @@ class WorkerOptions:
     signal, `grace` seconds are left to finish what runs; after `stall` seconds without progress
     leases are renewed no more; a job that waited `max_wait` seconds is taken even where another
     worker has its prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
+    A model that had nothing to do for `unload_after` seconds is unloaded, until there is a job.
     `spool` is a folder for answers that Redis does not take. By `machine` (`leases/machine.py`)
     others here tell that the worker died. With `check`, the worker is checked when it is idle and
     now and then, and ends where it has lost track of something.
@@ -26,6 +27,7 @@ class WorkerOptions:
     grace: float = 30.0
     stall: float = 300.0
     max_wait: float = EngineOptions().max_wait
+    unload_after: float | None = None
     burst: bool = False
     max_jobs: int | None = None
     spool: Path | None = None

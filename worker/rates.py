@@ -68,7 +68,7 @@ class Rates:
 def _between(before: _Sample, after: _Sample) -> dict[str, float]:
     seconds = after.at - before.at
     return {
-        # An engine that took another model counts from nothing again.
+        # An engine that begins afresh counts from nothing again.
         name: round(max(0, getattr(after, name) - getattr(before, name)) / seconds, 2)
         if seconds
         else 0.0

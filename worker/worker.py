@@ -2,10 +2,11 @@
 
 One loop on one thread, because MLX's streams belong to the thread that made them:
 
-1. `_take`: as far as the window has room, claim jobs with a lease, read and check each; what cannot
+1. `_choose_model`: where it has several models, the one is loaded that is most worth it.
+2. `_take`: as far as the window has room, claim jobs with a lease, read and check each; what cannot
    be run ends at once with an error object.
-2. `engine.step()`: a bounded piece of prefill and decode.
-3. `_commit`: every task that ended by it gets its result, status and registries in one
+3. `engine.step()`: a bounded piece of prefill and decode.
+4. `_commit`: every task that ended by it gets its result, status and registries in one
    transaction, the moment it is finished. Answers that Redis did not take are kept and sent again.
 
 Leases are renewed by a thread of their own; RQ's pubsub thread brings cancellations.
@@ -15,8 +16,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,13 +25,11 @@ from redis.exceptions import RedisError
 from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
 
-from mlx_rq.engine.interface import Engine, Outcome
-from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.worker.held import HeldJobs
+from mlx_rq.worker.intake import Intake
 from mlx_rq.worker.integrity import IntegrityChecks
-from mlx_rq.worker.leases.cancellation import Cancellations
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases.keeper import LeaseKeeper
 from mlx_rq.worker.leases.machine import this_process
@@ -39,6 +37,8 @@ from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import Count
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.live import LiveReport
+from mlx_rq.worker.models.changes import Interrupted, ModelChanges, backlogs_of
+from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
 from mlx_rq.worker.process.chip import chip
@@ -49,8 +49,6 @@ from mlx_rq.worker.results.outbox import Outbox
 from mlx_rq.worker.results.spool import Spool
 from mlx_rq.worker.results.stream import StreamPublisher
 from mlx_rq.worker.stats import WindowStats
-from mlx_rq.worker.tasks import no_answer, task_of
-from mlx_rq.worker.window import Window
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -59,15 +57,14 @@ IDLE_SECONDS = 1
 
 
 class MLXWorker(RQRegistration):
-    """An RQ worker that generates many jobs at once with one engine."""
+    """An RQ worker that generates many jobs at once, with one engine, of one model at a time."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineSwitch,
         connection: Redis,
         lease_connection: Redis,
         *,
-        served_names: Iterable[str] = (),
         options: WorkerOptions = WorkerOptions(),  # noqa: B008 (frozen)
         name: str | None = None,
         supervisor_pipe: SupervisorPipe | None = None,
@@ -77,7 +74,8 @@ class MLXWorker(RQRegistration):
         self.engine = engine
         engine.on_progress = self._progress
         self.options = options
-        self.models = list(dict.fromkeys([engine.model_id, *served_names, ANY_MODEL]))
+        models = engine.models.values()
+        self.models = list(dict.fromkeys(name for model in models for name in model.names))
         super().__init__(
             [], name=name, connection=connection, serializer=SERIALIZER, worker_ttl=options.lease
         )
@@ -89,20 +87,34 @@ class MLXWorker(RQRegistration):
             max_wait=options.max_wait,
         )
         self.queues = self._ordered_queues = self.claims.queues
-        self._window = Window(engine, options)
-        self._jobs: dict[str, ClaimedJob] = {}
+        self._changes = ModelChanges(
+            engine,
+            lambda: backlogs_of(connection, models),
+            max_wait=options.max_wait,
+            unload_after=options.unload_after,
+            beat=self._progress,
+        )
         self._in_flight: set[str] = set()
         self._stream = StreamPublisher(engine, connection)
-        self._cancellations = Cancellations()
         self._outbox = Outbox(connection, Spool(options.spool), self.lost_data_since)
+        self._held = HeldJobs(engine, self.claims, self._outbox, self._stream)
         self._integrity = IntegrityChecks(engine, self._outbox, self._say_in_flight)
         self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
         self._redis_retry = RedisRetry(self._redis_failed)
         self._throttle = Throttle(engine, self._supervisor_pipe)
         self._pause = pause or Pause()
+        self._intake = Intake(
+            engine,
+            self.claims,
+            self._held,
+            self._changes,
+            self._pause,
+            options,
+            alone=lambda: self._leases.alone,
+            suspended=lambda: is_suspended(connection),
+        )
         self._awake = awake or KeepAwake()
         self._stop_at: float | None = None
-        self._lock = threading.Lock()
         self._stats = WindowStats(lambda: engine.totals)
         holder = self._supervisor_pipe.holder
         self._name = NameLease(lease_connection, self.name, holder, seconds=2 * options.lease)
@@ -111,36 +123,26 @@ class MLXWorker(RQRegistration):
             self,
             lease_seconds=options.lease,
             stall_seconds=options.stall,
-            jobs=self._held,
+            jobs=lambda: list(self._held),
             describe=self.describe,
             recover=self.claims.queues,
             name=self._name,
         )
         self._live = LiveReport(engine, connection, self.name, ended=lambda: self._outbox.ended)
 
-    def _held(self) -> list[ClaimedJob]:
-        with self._lock:
-            return list(self._jobs.values())
-
     def describe(self) -> dict[str, Any]:
         """What this worker says of itself to `mlx-rq status` and to producers."""
         return {
-            "model": self.engine.model_id,
+            **self.engine.describe(),
+            **self._changes.describe(),
             "serves": self.models,
-            "fingerprint": self.engine.fingerprint,
             "host": self.hostname,
             "machine": self.options.machine,
             "chip": chip(),
             **this_process(),
-            "prefix_sharing": self.engine.prefix_sharing,
-            "capacity": self.engine.capacity,
-            "running": self.engine.running,
-            "waiting": self.engine.waiting,
             "paused": self._pause.reason,
             "ended": self._outbox.ended,
             "discarded": self._outbox.discarded,
-            "memory": dict(self.engine.memory()),
-            "totals": asdict(self.engine.totals),
         }
 
     def run(self) -> int:
@@ -174,13 +176,14 @@ class MLXWorker(RQRegistration):
         # What is finished goes first: else its job, whose lease ran out, may be claimed again.
         self._redis_retry.attempt(self._commit)
         self._redis_retry.attempt(self._heed_pause)
+        self._redis_retry.attempt(self._choose_model)
         self._redis_retry.attempt(self._take)
-        self._redis_retry.attempt(self._give_to_idle)
-        self._awake.turn(bool(self._jobs))
-        self._end_interrupted()
-        self._cancellations.began(in_flight := self.engine.in_flight)
+        self._redis_retry.attempt(self._intake.give_to_idle)
+        self._awake.turn(bool(self._held))
+        self._held.end_interrupted()
+        self._held.began(in_flight := self.engine.in_flight)
         self._say_in_flight(in_flight)
-        self._finish(self.engine.step())
+        self._held.finish(self.engine.step())
         self._stats.busy()
         self._throttle.grow()
         if not self._redis_retry.away:
@@ -188,7 +191,7 @@ class MLXWorker(RQRegistration):
         self._redis_retry.attempt(self._live.turn)
         self._redis_retry.attempt(self._commit)
         if self.options.check:
-            self._integrity.turn(self._jobs.keys())
+            self._integrity.turn(self._held.ids)
         if self._redis_retry.away and not self.engine.running:
             time.sleep(self._redis_retry.pause)
 
@@ -200,136 +203,82 @@ class MLXWorker(RQRegistration):
         logger.warning("Redis: %s; trying again", error)
         self._progress()  # waiting for Redis is no stall
 
-    def _finish(self, outcomes: Iterable[Outcome]) -> None:
-        """Takes the engine's outcomes; a job that it has forgotten without one ends too."""
-        self._outbox.put(
-            (self._jobs[outcome.id], outcome) for outcome in outcomes if outcome.id in self._jobs
-        )
-        if self.engine.running or self.engine.waiting or not self._jobs:
-            return
-        for job in self._held():
-            if job.id not in self._outbox:
-                logger.error("job %s: the engine has forgotten it", job.id)
-                self._outbox.put([(job, no_answer(job.id))])
-
     def _done(self) -> bool:
         if self._name.lost:
             raise NameTaken(self.name)
         if self._stop_at is not None:
-            return not self._jobs or time.monotonic() > self._stop_at
-        if self._jobs:
+            return not self._held or time.monotonic() > self._stop_at
+        if self._held:
             return False
         limit = self.options.max_jobs
         enough = limit is not None and self._outbox.ended >= limit
-        return enough or (self.options.burst and self._idle)
+        return enough or (self.options.burst and self._intake.empty)
 
-    _idle = False
-    """The last look into the queues found them empty."""
+    def _heed_pause(self) -> None:
+        """Finds out whether to pause, and gives back what is not to stay here then."""
+        if self._pause.look():
+            self._leases.say()
+        if self._stop_at is None:
+            self._intake.heed_pause()
+
+    def _choose_model(self) -> None:
+        """Loads another model where that is due, once what has begun here is at its end."""
+        if self._stop_at is not None or self._changes.never:
+            return
+        if not self._held and self._changes.unload_idle():
+            self._awake.release()
+            self._leases.say()
+        self._intake.look_for_others()
+        if self._changes.due:
+            self._intake.make_way()
+            if not self._held:
+                self._load_next()
+
+    def _load_next(self) -> None:
+        self._awake.turn(True)
+        self._leases.say()
+        try:
+            self._changes.load_next()
+        except Interrupted:
+            logger.info("loading was broken off")
+        self._leases.say()
 
     def _take(self) -> None:
         """Claims a piece of the window, or waits where there is nothing to do."""
         if self._stop_at is not None:
             return
-        if any(job.suspect for job in self._jobs.values()):
-            return  # it is generated alone
-        piece = self._window.next_piece(len(self._jobs), alone=self._alone)
-        limit = piece.jobs
-        if self.options.max_jobs is not None:
-            limit = min(limit, self.options.max_jobs - self._outbox.ended - len(self._jobs))
-        paused = self._pause.reason is not None
-        suspended = limit <= 0 or paused or is_suspended(self.connection)
-        claimed = []
-        if not suspended:
-            enough, idle = self.engine.capacity, not self._jobs
-            claimed = self.claims.take(
-                limit, nbytes=piece.nbytes, enough=enough, alone=self._alone, idle=idle
-            )
-            if not claimed:
-                self._window.claimed(0)
-        self._idle = not claimed and not self._jobs and not paused
-        if claimed:
+        most = self.options.max_jobs
+        if most is not None:
+            most -= self._outbox.ended + len(self._held)
+        if claimed := self._intake.claim(most):
             self._start(claimed)
-            self._window.claimed(len(claimed))
-        elif not self._jobs and (paused or not self.options.burst):
-            self._stats.idle()
-            self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)
-            if lost := self.claims.newly_lost():
-                logger.error("%d jobs were gone from Redis when their turn came", lost)
-            if not suspended:
-                self.claims.say_idle(IDLE_SECONDS)
-            # A wake-up that comes in a pause is for the others.
-            (time.sleep if paused else self.claims.wait)(IDLE_SECONDS)
+            self._intake.began(len(claimed))
+        elif not self._held and (self._pause.reason is not None or not self.options.burst):
+            self._wait()
 
-    def _heed_pause(self) -> None:
-        """Gives back the jobs that are not to stay here in a pause."""
-        if self._pause.look():
-            self._leases.say()
-        leaving = self._pause.leaving(self._jobs, self.engine.in_flight, self.options.grace)
-        jobs = [self._jobs[job_id] for job_id in leaving if job_id not in self._outbox]
-        if jobs and self._stop_at is None:
-            self._give_back(jobs)
-
-    @property
-    def _alone(self) -> bool:
-        return self._leases.alone or self.options.burst
-
-    def _give_to_idle(self) -> None:
-        """Gives part of what has not begun here back, where other workers have nothing to do."""
-        count = self._window.to_give_back()
-        idle = self.claims.idle_models() if count else ()
-        if not idle:
-            return
-        queues = {queue.name for queue in self.claims.queues_of(idle)}
-        spare = [self._jobs[job_id] for job_id in self.engine.spare(count) if job_id in self._jobs]
-        jobs = [job for job in reversed(spare) if job.queue_name in queues and not job.suspect]
-        if not jobs:
-            return
-        returned = self._give_back(jobs)
-        logger.info("gave %d jobs back for a worker that has nothing to do", returned)
-        self._window.gave_back()
-
-    def _give_back(self, jobs: Sequence[ClaimedJob]) -> int:
-        """Leaves jobs that have not ended to other workers; returns how many were still ours."""
-        returned = self.claims.hand_back(jobs, to_others=True)
-        for job in jobs:  # only now: if Redis failed, they are still ours
-            self.engine.cancel(job.id)
-            self._forget(job)
-        return returned
+    def _wait(self) -> None:
+        """Waits for a wake-up; one that comes in a pause is for the others."""
+        paused = self._pause.reason is not None
+        self._stats.idle()
+        self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)
+        if lost := self.claims.newly_lost():
+            logger.error("%d jobs were gone from Redis when their turn came", lost)
+        if self._intake.open:
+            self.claims.say_idle(IDLE_SECONDS)
+        (time.sleep if paused else self.claims.wait)(IDLE_SECONDS)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Checks claimed jobs and gives the good ones to the engine; the others end at once."""
-        for job in claimed:
-            if job.id in self._jobs:  # its lease ran out and we got it once more: begin afresh
-                self.engine.cancel(job.id)
-        with self._lock:
-            self._jobs.update((job.id, job) for job in claimed)
+        """Gives claimed jobs to the engine."""
+        self._held.take_in(claimed)
         # Before they are read: a job may kill the worker by that too.
         self._say_in_flight(self._in_flight.union(job.id for job in claimed))
-        tasks, outcomes = [], []
-        for job in claimed:
-            self._cancellations.watch(job)
-            if job.stream:
-                self._stream.watch(job.id)
-            try:
-                tasks.append(task_of(job))
-            except RequestError as error:
-                outcomes.append(Outcome(job.id, {"error": error.error}))
-        self._finish(outcomes + self.engine.add(tasks))
+        self._held.begin(claimed)
         # Last, because Redis may fail here, and the claimed jobs are ours by now.
         self.say_state(WorkerStatus.BUSY)
 
     def request_stop_execution(self, execution_id: str) -> None:
         """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
-        for job in self._held():
-            if job.lease.execution_id == execution_id:
-                self._cancellations.cancel(job.id)
-
-    def _end_interrupted(self) -> None:
-        """Takes jobs that were cancelled, or are out of time, out of the engine."""
-        for job, error in self._cancellations.due():
-            if job.id not in self._outbox:  # else it is finished already
-                self.engine.cancel(job.id)
-                self._outbox.put([(job, Outcome(job.id, {"error": error}))])
+        self._held.cancel(execution_id)
 
     def _say_in_flight(self, job_ids: Collection[str]) -> None:
         """Says before each piece of work whose attempt it is, should the worker die of it."""
@@ -342,28 +291,23 @@ class MLXWorker(RQRegistration):
             self._redis_retry.attempt(say)
 
     def _commit(self) -> None:
-        """Writes every finished job; those whose lease was lost are discarded and counted."""
-        if not self._outbox:
-            return
-        for job in self._outbox.send():
-            if self._jobs.get(job.id) is job:  # not one that was claimed again since
-                self._forget(job)
-        self._leases.say()
-
-    def _forget(self, job: ClaimedJob) -> None:
-        self._cancellations.forget(job.id)
-        self._stream.forget(job.id)
-        with self._lock:
-            del self._jobs[job.id]
+        """Writes every finished job, and says so."""
+        if self._outbox:
+            self._held.commit()
+            self._leases.say()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """First signal: claim no more, finish within the grace. Second: hand back and go."""
+        """First signal: claim no more, finish within the grace. Second: hand back and go.
+
+        A model that is being loaded is not waited for.
+        """
         if self._stop_at is None:
-            jobs, grace = len(self._jobs), self.options.grace
+            jobs, grace = len(self._held), self.options.grace
             logger.info("stopping: %d jobs are given %.0f s to finish", jobs, grace)
             self._stop_at = time.monotonic() + grace
         else:
             self._stop_at = 0.0
+        self._changes.interrupt()
 
     def _sign_off(self, count: Count) -> None:
         """Saves what is finished, hands back the rest, and leaves RQ's lists of workers."""
@@ -375,13 +319,13 @@ class MLXWorker(RQRegistration):
         self._awake.release()
         self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
         try:
-            if self._jobs:
-                returned = self.claims.hand_back(self._jobs.values(), count=count)
+            if self._held:
+                returned = self.claims.hand_back(self._held, count=count)
                 logger.info("handed back %d jobs", returned)
             if not self._name.lost:  # else the records are another's
                 self._leases.forget()
                 self._live.forget()
             self.sign_off(self._name)
         except RedisError as error:
-            logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._jobs), error)
+            logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._held), error)
         logger.info("worker %s ended %d jobs", self.name, self._outbox.ended)

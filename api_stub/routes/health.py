@@ -1,13 +1,13 @@
 """/health, /metrics and /v1/models: what is there, as the live workers say it themselves."""
 
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
-from mlx_rq.api_stub.answers import Health, Model, Models
+from mlx_rq.api_stub.answers import Health, Model, Models, ModelState
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.openapi import REFUSED, answers
@@ -55,22 +55,30 @@ async def metrics(service: TheService) -> PlainTextResponse:
     return PlainTextResponse(exposition(state, service.requests), media_type=CONTENT_TYPE_LATEST)
 
 
+_STATES: tuple[ModelState, ...] = get_args(ModelState)
+"""The best first: a model is loaded where one worker has it loaded."""
+
+
 def _models(service: Service) -> dict[str, dict[str, Any]]:
     """Lists what live workers serve, by id; a model is as old as its oldest worker."""
     with reachable(service.connection):
         workers = live_workers(service.connection)
     models: dict[str, dict[str, Any]] = {}
     for worker in sorted(workers, key=lambda worker: str(worker["born"])):
+        states = {name: model["state"] for model in worker["models"] for name in model["names"]}
         for name in worker["serves"]:
-            models.setdefault(
+            model = models.setdefault(
                 name,
                 {
                     "id": name,
                     "object": "model",
                     "created": _unix(worker["born"]),
                     "owned_by": "local",
+                    "state": _STATES[-1],
                 },
             )
+            state = states.get(name, model["state"])
+            model["state"] = min(model["state"], state, key=_STATES.index)
     return models
 
 

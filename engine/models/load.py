@@ -122,7 +122,7 @@ def load(
     `trust_remote_code`. Raises ModelError when the model is missing, is not a text model, does not
     load, or would need to run its own code.
     """
-    model_id, path = _locate(model, cache_dir)
+    model_id, path = locate(model, cache_dir)
     config = _read_config(model, path / "config.json" if path else _hub_file(model, "config.json"))
     # Before any weight is read, and for a hub id before it is downloaded.
     _check_config(model, config, trust_remote_code)
@@ -163,8 +163,11 @@ def one_line(error: BaseException) -> str:
     return next((line for line in lines if line), type(error).__name__)
 
 
-def _locate(model: str, cache_dir: Path | None) -> tuple[str, Path | None]:
-    """Return the model's id and its folder; None stands for a hub id that is not a folder here."""
+def locate(model: str, cache_dir: Path | None = None) -> tuple[str, Path | None]:
+    """Return the model's id and its folder; None stands for a hub id that is not a folder here.
+
+    Raises ModelError.
+    """
     if model in KNOWN_MODELS:
         if folder := find_pulled(model, cache_dir):
             return model, folder

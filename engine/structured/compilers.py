@@ -96,7 +96,7 @@ class Compilers:
         self._most_stuck = most_stuck
         self._clock = clock
         self._cache: OrderedDict[str, Compilation] = OrderedDict()
-        self._queue: SimpleQueue[_Run] = SimpleQueue()
+        self._queue: SimpleQueue[_Run | None] = SimpleQueue()
         self._lock = threading.Lock()  # for all that follows, and for `late` and `ended` of runs
         self._running: set[_Run] = set()
         self._alive = 0
@@ -113,6 +113,12 @@ class Compilers:
             running = list(self._running)
         for run in running:
             run.ended.wait(max(0.0, until - time.monotonic()))
+
+    def close(self) -> None:
+        """Has the threads end, once they are through with what they compile."""
+        with self._lock:
+            for _ in range(self._alive):
+                self._queue.put(None)
 
     def submit(self, grammar: Grammar) -> Compilation:
         """Has a grammar compiled, unless one of the same content was, or is being compiled."""
@@ -171,8 +177,7 @@ class Compilers:
 
     def _work(self) -> None:
         """Compiles one grammar after the other, as long as this thread is wanted."""
-        while True:
-            run = self._queue.get()
+        while (run := self._queue.get()) is not None:
             self._compile_one(run)
             with self._lock:
                 self._running.discard(run)

@@ -45,7 +45,8 @@ class Guidance:
         self, model: LoadedModel, end_marks: Sequence[int] = (), end_text: str = ""
     ) -> None:
         """`end_marks` and `end_text` as Closer has them."""
-        self._model = model
+        # Not the model: a thread that compiles would keep its weights.
+        self._of_model = model.tokenizer, sorted(model.eos_token_ids)
         # The tokenizer's tokens or the logits', whichever are more: neither holds for all models.
         self.vocabulary = max(model.vocab_size, len(model.tokenizer))
         self._ends = end_marks, end_text
@@ -85,11 +86,10 @@ class Guidance:
         """
         with self._lock:
             if self._tokenizer is None or self._closer is None:
+                tokenizer, ends = self._of_model
                 try:
                     self._tokenizer = from_tokenizer(
-                        self._model.tokenizer._tokenizer,
-                        n_vocab=self.vocabulary,
-                        eos_token=sorted(self._model.eos_token_ids),
+                        tokenizer._tokenizer, n_vocab=self.vocabulary, eos_token=ends
                     )
                 except ValueError as error:
                     message = f"this model's tokenizer cannot be constrained: {error}."

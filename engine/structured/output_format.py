@@ -63,6 +63,10 @@ class OutputFormats:
         guidance = Guidance(model, self.model_format.end_marks, self.model_format.end_text)
         self._compilers = Compilers(guidance.compile, set_up=guidance.set_up)
 
+    def close(self) -> None:
+        """Has the compiling threads end: they hold on to the model's tokenizer."""
+        self._compilers.close()
+
     def wait(self, seconds: float = 0.005) -> None:
         """Lets the compiling threads have the processor, for a caller who has nothing to do."""
         time.sleep(seconds)

@@ -3,8 +3,8 @@
 
 -- How a job ended, in RQ's words, as its result tells; nil for one that has none.
 local function ending_of(result)
-  if redis.call('EXISTS', result) == 0 then return nil end
-  local text = redis.pcall('GET', result)
+  local text = attempt('GET', result)
+  if not text then return nil end -- what is of another type there is none, and makes room for one
   local decoded, outcome = pcall(cjson.decode, text)
   if not decoded or type(outcome) ~= 'table' then return 'failed' end
   local fault = outcome.error

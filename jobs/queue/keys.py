@@ -22,6 +22,7 @@
     mlx-rq:metadata:<job id>        string   new metadata of a stored completion; JSON; TTL
     mlx-rq:stream:<job id>          stream   text as it is generated (`jobs/queue/stream.py`); TTL
     mlx-rq:owned:<key's owner>      zset     jobs that came in with an API key; trimmed, TTL
+    mlx-rq:history                  stream   samples of rates, queues and memory (`history.py`); TTL
     mlx-rq:webhooks                 zset     ended jobs whose webhooks are to be sent, by when
     mlx-rq:webhook-tries            hash     how often each of those was tried
 
@@ -54,6 +55,8 @@ MODELS = "mlx-rq:models"
 MODELS_KEPT = 1000
 
 STORED = "mlx-rq:stored"
+
+HISTORY = "mlx-rq:history"
 
 WEBHOOKS = "mlx-rq:webhooks"
 WEBHOOKS_KEPT = 100_000

@@ -47,6 +47,18 @@ def overview(connection: Redis) -> dict[str, Any]:
         for worker in workers
         if worker.get("paused")
     ]
+    notes += [
+        f"worker {worker['name'][:8]} loads {worker['next']['model']!r} next: "
+        f"{worker['next']['why']}"
+        for worker in workers
+        if worker["next"]
+    ]
+    notes += [
+        f"worker {worker['name'][:8]} could not load {model['id']!r}: {model['why']}"
+        for worker in workers
+        for model in worker["models"]
+        if model["state"] == "failed"
+    ]
     try:
         used = limits_in_use(connection)
     except RequestError as error:

@@ -37,6 +37,15 @@ def may_see_job(redis_url: str | None, client: str | None, job_id: str) -> bool:
     return bool(seen_among(redis_url, client, [job_id]))
 
 
+def owner_of(redis_url: str | None, job_id: str) -> str | None:
+    """Says whose a job is; None where it is nobody's. Raises RedisUnavailable."""
+    connection = connect(redis_url)
+    with reachable(connection):
+        meta = read_meta(reading.ask(connection.hget, RQJob.key_for(job_id), "meta"))
+    owner = meta.get("owner")
+    return owner if isinstance(owner, str) and is_name(owner) else None
+
+
 def seen_among(redis_url: str | None, client: str | None, job_ids: Sequence[str]) -> list[str]:
     """Picks the jobs that a client may see; raises RedisUnavailable."""
     if may_see(client, None):

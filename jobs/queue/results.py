@@ -3,10 +3,11 @@
 A result that cannot be read is that of a job that failed: it becomes an error object that says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from redis import Redis
 
 from mlx_rq.jobs.openai.answers import is_answer
 from mlx_rq.jobs.openai.errors import error_in, error_object
@@ -41,6 +42,20 @@ def read_result(job_id: str, reply: Any) -> Outcome | None:
     except ValidationError:
         return unreadable(job_id, "no error object")
     return {**outcome, "error": {**dict.fromkeys(_Error.model_fields), **error}}
+
+
+def read_errors(connection: Redis, job_ids: Sequence[str]) -> dict[str, str]:
+    """Says why jobs failed; those that have no error, or no result any more, are left out."""
+    with connection.pipeline(transaction=False) as pipe:
+        for job_id in job_ids:
+            pipe.get(keys.result(job_id))
+        replies = reading.ask_all(pipe)
+    errors = {}
+    for job_id, reply in zip(job_ids, replies, strict=True):
+        outcome = read_result(job_id, reply)
+        if outcome is not None and (error := error_in(outcome)) is not None:
+            errors[job_id] = str(error["message"])
+    return errors
 
 
 def unreadable(job_id: str, why: str) -> Outcome:

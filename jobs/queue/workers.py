@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -88,11 +88,29 @@ class WorkerLive(_Lenient):
     rows: dict[str, Count] = Field(default_factory=dict)
 
 
+class ServedModel(_Lenient):
+    """A model that a worker can load, under the names by which jobs ask for it."""
+
+    id: str = ""
+    names: list[str] = Field(default_factory=list)
+    state: Literal["loaded", "loading", "can_be_loaded", "failed"] = "can_be_loaded"
+    why: str | None = None
+
+
+class NextModel(_Lenient):
+    """The model that a worker is to load next, and why."""
+
+    model: str = ""
+    why: str = ""
+
+
 class WorkerRecord(_Lenient):
     """What a live worker says of itself (`MLXWorker.describe`)."""
 
     serves: list[str] | None = None
     model: str = ""
+    models: list[ServedModel] = Field(default_factory=list)
+    next: NextModel | None = None
     host: str = ""
     machine: str = ""
     chip: str = ""

@@ -59,6 +59,14 @@ def run_server(settings: Settings) -> Iterator[RunningServer]:
 StartServer = Callable[..., RunningServer]
 
 
+def as_client(server: RunningServer, key: str) -> httpx.Client:
+    """Gives what a client asks with: its key, and as from the page."""
+    http = server.http
+    http.headers["authorization"] = f"Bearer {key}"
+    http.headers["x-mlx-rq-page"] = "1"
+    return http
+
+
 def answer_any(task: Task) -> dict[str, Any]:
     """Answers tasks of every kind, responses too."""
     if isinstance(task.request, TokenCountRequest):

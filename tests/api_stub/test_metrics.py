@@ -16,6 +16,7 @@ def test_metrics_are_read_as_they_were_counted() -> None:
     worker: dict[str, Any] = {
         "name": 'a "b"\n\\',
         "model": "é",
+        "models": [],
         "running": 1,
         "waiting": 2,
         "capacity": 8,

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 from click.testing import CliRunner
-from fakes import StartWorker
+from fakes import FakeEngine, StartWorker
 from servers import RunningServer, StartServer, run_server
 
 from mlx_rq.api_stub.bodies import ESCAPED
@@ -17,6 +17,7 @@ from mlx_rq.api_stub.settings import ApiKeys, Settings, check_binding, read_keys
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.sizes import DEFAULT_MAX_BODY, MAX_BODY_VARIABLE
 from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
 
 JSON = {"content-type": "application/json"}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -259,6 +260,25 @@ def test_foreign_pages_have_no_use_of_an_open_server(
     assert allowing.http.get("/v1/models", headers=evil).status_code == 403
 
 
+def test_models_say_whether_they_are_loaded(
+    server: RunningServer, start_worker: StartWorker
+) -> None:
+    def engine() -> FakeEngine:
+        return FakeEngine("a")
+
+    models = [ServedModel(("a", "org/a"), engine), ServedModel(("b",), engine)]
+    switch = EngineSwitch(models)
+    switch.load("a")
+    start_worker(switch=switch)
+    listed = server.http.get("/v1/models").json()["data"]
+    assert {model["id"]: model["state"] for model in listed} == {
+        "a": "loaded",
+        "org/a": "loaded",
+        "b": "can_be_loaded",
+    }
+    assert 'model="a b"' in server.http.get("/metrics").text
+
+
 def test_health_models_and_metrics(server: RunningServer, start_worker: StartWorker) -> None:
     assert server.http.get("/health").json() == {
         "status": "no_workers",
@@ -271,6 +291,8 @@ def test_health_models_and_metrics(server: RunningServer, start_worker: StartWor
     models = server.client().models.list().data
     assert [model.id for model in models] == ["fake", "org/name"]
     assert server.client().models.retrieve("org/name").owned_by == "local"
+    states = [model.model_dump()["state"] for model in models]
+    assert states == ["loaded", "loaded"]
     assert abs(models[0].created - 1e9) > 1e8  # a real time
     assert server.client().models.retrieve("default").id == "default"
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]

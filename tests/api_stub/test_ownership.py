@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fakes import FakeEngine, StartWorker, eventually
 from redis import Redis
-from servers import RunningServer, StartServer, answer_any, run_server
+from servers import RunningServer, StartServer, answer_any, as_client, run_server
 
 from mlx_rq import submit
 from mlx_rq.api_stub.settings import ApiKeys, Settings
@@ -29,12 +29,6 @@ LINES = json.dumps(
         "body": {"model": "default", "input": "Hello"},
     }
 )
-
-
-def as_client(server: RunningServer, key: str) -> httpx.Client:
-    http = server.http
-    http.headers["authorization"] = f"Bearer {key}"
-    return http
 
 
 @pytest.fixture

@@ -13,12 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("jobs", "engine", "worker", "api_stub")
-LUA = (
-    *(
-        f"jobs/queue/{name}.lua"
-        for name in ("any_type", "backlog", "enqueue", "finish", "webhooks")
-    ),
-    *(f"worker/leases/{name}.lua" for name in ("claim", "claim_job", "claim_walk", "give_back")),
+LUA = tuple(
+    str(path.relative_to(ROOT)) for room in ROOMS for path in sorted((ROOT / room).rglob("*.lua"))
 )
 HEAVY = ("mlx", "mlx_lm", "transformers", "torch", "numpy")
 
@@ -104,7 +100,7 @@ def test_every_file_that_the_rooms_need_is_in_the_wheel(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     for package, folder in [("mlx_rq", "mlx_rq"), *((f"mlx_rq/{room}", room) for room in ROOMS)]:
         for file in (ROOT / folder).rglob("*"):
-            if file.suffix in (".py", ".lua", ".typed"):
+            if file.suffix in (".py", ".lua", ".typed", ".html", ".css", ".js"):
                 assert f"{package}/{file.relative_to(ROOT / folder)}" in inside
         assert f"{package}/py.typed" in inside or package == "mlx_rq"
     lua = {name for name in inside if name.endswith(".lua")}

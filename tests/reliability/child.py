@@ -27,6 +27,7 @@ from mlx_rq.worker import integrity
 from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.machine import machine
+from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.process import throttle
 from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
@@ -118,7 +119,7 @@ def work(config: Config) -> int:
     supervisor_pipe = SupervisorPipe.from_environment()
     supervisor_pipe.stop_with_supervisor()
     worker = MLXWorker(
-        ScriptedEngine(config.capacity, config.pace, config.seam),
+        EngineSwitch.of(ScriptedEngine(config.capacity, config.pace, config.seam)),
         new_connection(config.url),
         new_connection(config.url),
         name=config.name,

@@ -190,8 +190,10 @@ def test_a_url_says_who_logs_in_where() -> None:
 
 
 def test_a_cluster_is_refused_with_the_reason_and_the_way(tmp_path: Path) -> None:
+    # Its other port is 10,000 higher.
+    port = next(port for port in iter(free_port, None) if port <= 55_535)
     server = ValkeyServer(
-        port=free_port(), data_dir=tmp_path, config={"cluster-enabled": "yes", "save": ""}
+        port=port, data_dir=tmp_path, config={"cluster-enabled": "yes", "save": ""}
     )
     with server, pytest.raises(RedisUnavailable, match="Redis Cluster, which RQ cannot use") as no:
         submit(messages=HI, redis_url=f"redis://127.0.0.1:{server.port}/0")

@@ -26,6 +26,7 @@ from servers import RunningServer, answer_any, run_server
 
 from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq import map as map_prompts
+from mlx_rq.api_stub.sampler import Sampler
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.engine.interface import Partial, Task
 from mlx_rq.jobs.queue import keys
@@ -167,6 +168,7 @@ def knock(server: RunningServer, worker: RunningWorker, connection: Redis) -> No
     _batch(client)
     for path in ("/health", "/metrics", "/v1/models"):
         assert server.http.get(path).status_code == 200
+    _page(server)
     with _receiver() as (good, came):
         taken, refused = (
             server.http.post("/v1/jobs", json=chat, params={"webhook": hook}).json()["id"]
@@ -178,6 +180,22 @@ def knock(server: RunningServer, worker: RunningWorker, connection: Redis) -> No
         eventually(lambda: connection.zscore(keys.WEBHOOKS, taken) is None, "its end")
     for job in (taken, refused):
         assert server.http.delete(f"/v1/jobs/{job}").status_code == 200
+
+
+def _page(server: RunningServer) -> None:
+    http = server.http
+    http.headers["x-mlx-rq-page"] = "1"
+    job = http.post("/v1/jobs", json={"messages": HI, "seed": FAILS}).json()["id"]
+    http.get(f"/v1/jobs/{job}?wait=20")
+    again = http.post(f"/page/jobs/{job}/retry").json()["id"]
+    assert again != job
+    sampler = Sampler(server.server.config.app.state.service.redis_url)  # type: ignore[union-attr]
+    for _ in range(2):
+        sampler.look()
+    params = {"search": "Hi", "job": job}
+    with http.stream("GET", "/page/events", params=params) as events:
+        told = next(line for line in events.iter_lines() if line.startswith("event: history"))
+        assert told
 
 
 def _stream(client: OpenAI, worker: RunningWorker, chat: Any) -> None:

@@ -62,8 +62,8 @@ def test_a_task_that_nobody_asks_for_ends_a_worker(start_worker: StartWorker) ->
     worker.engine.wait_for_tasks(1)
     (task,) = worker.engine.added
 
-    with worker.worker._lock:
-        del worker.worker._jobs[job.id]
+    with worker.worker._held._lock:
+        del worker.worker._held._jobs[job.id]
 
     assert fault(worker) == f"task {task.id} is of no claimed job"
 

@@ -430,7 +430,7 @@ class TestCancellation:
         # given a batch of one row, a job that holds it, and one behind it
         worker = start_worker(FakeEngine(hold=True, capacity=1))
         now = 0.0
-        worker.worker._cancellations._clock = lambda: now
+        worker.worker._held._cancellations._clock = lambda: now
         first, patient = (submit(messages=HI, timeout=timeout) for timeout in (None, 30))
         worker.engine.wait_for_tasks(2)
         for now, turn in ((1000.0, False), (1001.0, True), (1030.0, True), (1032.0, True)):

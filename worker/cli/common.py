@@ -3,11 +3,12 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -65,6 +66,20 @@ class ByteCount(Number):
             return parse_bytes(str(value))
         except ValueError as error:
             self.fail(str(error), param, context)
+
+
+class Duration(Number):
+    """A number of seconds, or of other units: 90, 90s, 10m, 2h."""
+
+    name = "duration"
+    _UNITS: ClassVar[Mapping[str, int]] = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+    def convert(self, value: Any, param: Any, context: Any) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", str(value).strip().lower())
+        seconds = 0.0 if match is None else float(match[1]) * self._UNITS[match[2]]
+        if not 1 <= seconds < float("inf"):
+            self.fail(f"{value!r} is no length of time, such as 90s, 10m or 2h", param, context)
+        return round(seconds)
 
 
 AS_JSON = "mlx_rq.as_json"

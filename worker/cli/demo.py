@@ -14,6 +14,7 @@ from mlx_rq.jobs.openai.errors import ResultTimeout
 from mlx_rq.jobs.queue.connection import connect, without_password
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.cli.model import ensure_model
+from mlx_rq.worker.cli.models import asked_models
 from mlx_rq.worker.cli.processes import child_process
 from mlx_rq.worker.cli.signals import stopped_by_signals
 from mlx_rq.worker.cli.valkey import embedded_valkey
@@ -39,7 +40,9 @@ DEMO_QUESTIONS = (
 @worker_options
 def demo(**options: Any) -> None:
     """Show the whole way: a queue, a worker, questions, answers. Leaves nothing behind."""
-    ensure_model(options["model"])
+    asked = asked_models(options["model"], options["served_name"], options["models_from"])
+    for one in asked:
+        ensure_model(one.model)
     with (
         stopped_by_signals(),
         tempfile.TemporaryDirectory(prefix="mlx-rq-demo-") as folder,
@@ -56,7 +59,7 @@ def demo(**options: Any) -> None:
         }
         click.echo(
             f"{len(jobs)} jobs submitted to {without_password(url)}; "
-            f"a worker is loading {options['model']}\n"
+            f"a worker is loading {asked[0].model}\n"
         )
         for job in _while_alive(process, jobs):
             response = job.result()

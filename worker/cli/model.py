@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -58,18 +58,37 @@ def pull_command(name: str, dtype: "Dtype | None", as_json: bool) -> None:
 
 
 @model.command("list")
+@option(
+    "--folder",
+    "folders",
+    envvar=None,
+    multiple=True,
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Look for models here, too.",
+)
 @json_option
-def list_command(as_json: bool) -> None:
-    """List the known models and what of them is here."""
+def list_command(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List the known models, and those in the hub's cache and LM Studio's folders.
+
+    What stands in the first column is what --model takes.
+    """
     with needs_extra("worker"):
+        from mlx_rq.engine.models.local import local_models, read_model
         from mlx_rq.engine.models.pull import list_models
-    entries = list_models()
+    entries: list[dict[str, Any]] = []
+    for known in list_models():
+        found = read_model(known.path, known.name, "known")
+        context = None if found is None else found.context_length
+        entries.append({**asdict(known), "context_length": context, "source": "known"})
+    entries += [{**asdict(one), "pulled": True} for one in local_models(folders)]
     if as_json:
-        print_json([{**asdict(entry), "path": str(entry.path)} for entry in entries])
+        print_json([{**entry, "path": str(entry["path"])} for entry in entries])
         return
     for entry in entries:
-        size = f"{entry.size_bytes / 1e6:,.0f} MB" if entry.pulled else "not pulled"
-        click.echo(f"{entry.name:10} {entry.dtype:9} {size:>12}  {entry.path}")
+        size = f"{entry['size_bytes'] / 1e6:,.0f} MB" if entry["pulled"] else "not pulled"
+        tokens = f"{entry['context_length']:,}" if entry["context_length"] else ""
+        where = f"{entry['source']}: {entry['path']}"
+        click.echo(f"{entry['name']:10} {entry['dtype']:9} {size:>12} {tokens:>9}  {where}")
 
 
 COMMANDS = (model,)

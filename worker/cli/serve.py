@@ -69,6 +69,7 @@ DEFAULT_HTTP_PORT = 8000
     help="Take background jobs for models of any name.",
 )
 @option("--keep-on-disconnect", is_flag=True, help="Finish the jobs of clients that hang up.")
+@option("--show-content", is_flag=True, help="Have the page at / show prompts and answers.")
 @option(
     "--webhook-secret-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -96,6 +97,7 @@ def serve(
     models: tuple[str, ...],
     queue_unserved: bool,
     keep_on_disconnect: bool,
+    show_content: bool,
     webhook_secret_file: Path | None,
     webhook_allow: tuple[str, ...],
     redis_url: str | None,
@@ -114,6 +116,7 @@ def serve(
         models=models,
         queue_unserved=queue_unserved,
         keep_on_disconnect=keep_on_disconnect,
+        show_content=show_content,
         webhook_secrets=read_secrets(webhook_secret_file) if webhook_secret_file else (),
         webhook_networks=read_networks(webhook_allow),
     )

@@ -48,7 +48,7 @@ def count(number: float) -> str:
 def worker_lines(workers: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     """Says of each worker where it is, what it does, how fast, and why it waits."""
     for worker in workers:
-        yield line(f"worker {worker['name'][:12]} · {worker['model']}", "bold")
+        yield line(f"worker {worker['name'][:12]} · {loaded(worker)}", "bold")
         where = [f"{worker['host']}:{worker['pid']}", worker["chip"]]
         yield line("  on " + ", ".join(filter(None, where)))
         yield line("  " + " · ".join(_doing(worker)))
@@ -57,6 +57,14 @@ def worker_lines(workers: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
             yield line("  " + held)
         if worker["paused"]:
             yield line(f"  takes no jobs: {worker['paused']}", "yellow")
+
+
+def loaded(worker: Mapping[str, Any]) -> str:
+    """Names the model that a worker has loaded, or those that it could."""
+    others = [model["id"] for model in worker["models"] if model["id"] != worker["model"]]
+    if not any(model["state"] == "loaded" for model in worker["models"]) and worker["models"]:
+        return f"none of {', '.join([worker['model'], *others])}"
+    return f"{worker['model']} (or {', '.join(others)})" if others else str(worker["model"])
 
 
 def _doing(worker: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
 from mlx_rq.worker.cli.common import data_folder, needs_extra, option
 from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.model import ensure_model
+from mlx_rq.worker.cli.models import asked_models
 from mlx_rq.worker.cli.ports import is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
 from mlx_rq.worker.cli.serve import DEFAULT_HTTP_PORT
@@ -34,14 +35,24 @@ Process = subprocess.Popen[bytes]
 @data_dir_option("Where the queue's data lasts.")
 @option("--http/--no-http", default=True, help="Open the HTTP server too, on loopback.")
 @option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
-def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: Any) -> None:
+@option("--show-content", is_flag=True, help="Have the server's page show prompts and answers.")
+def up(
+    port: int,
+    data_dir: Path | None,
+    http: bool,
+    http_port: int,
+    show_content: bool,
+    **options: Any,
+) -> None:
     """Run a queue, a worker and the HTTP server in this terminal; Ctrl-C ends them all.
 
     The queue is an embedded Valkey on loopback with an append-only file: what was accepted is
     still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
     part ends by itself, or this process is killed, the others end too.
     """
-    ensure_model(options["model"])
+    asked = asked_models(options["model"], options["served_name"], options["models_from"])
+    for one in asked:
+        ensure_model(one.model)
     folder = data_folder(data_dir)
     if http:
         with needs_extra("http"):
@@ -56,12 +67,14 @@ def up(port: int, data_dir: Path | None, http: bool, http_port: int, **options: 
         server = None
         if http:
             _check_http_port(http_port)
-            names = options["model"], *options["served_name"]
-            serve = {"http_port": http_port, "data_dir": folder, "model": names}
+            names = dict.fromkeys(name for one in asked for name in (one.model, *one.names))
+            serve: dict[str, Any] = {"http_port": http_port, "data_dir": folder}
+            serve |= {"model": tuple(names), "show_content": show_content}
             server = running.enter_context(
                 child_process("serve", url, serve, log_level="warning", holds=[used])
             )
             click.echo(f"server: http://127.0.0.1:{http_port}/v1", err=True)
+            click.echo(f"page:   http://127.0.0.1:{http_port}/", err=True)
         worker = running.enter_context(
             child_process("worker", url, {**options, "data_dir": folder}, holds=[used])
         )

@@ -16,6 +16,7 @@ from mlx_rq.jobs.queue.eviction import warn_of_eviction
 from mlx_rq.worker.cli.common import (
     ByteCount,
     Command,
+    Duration,
     NumberOrWord,
     default_of,
     needs_extra,
@@ -23,13 +24,12 @@ from mlx_rq.worker.cli.common import (
     redis_option,
 )
 from mlx_rq.worker.cli.living_line import living_line
+from mlx_rq.worker.cli.models import DEMO_MODEL, AskedModel, asked_models, served_models
 from mlx_rq.worker.cli.pause_options import awake_unless, pause_of, pause_options
 from mlx_rq.worker.cli.processes import environment_with, program_of
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import QuietHours
 from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, NAME_TAKEN, REDIS_AWAY
-
-DEMO_MODEL = "smollm2"
 
 MIN_STALL = 60.0
 """Longer than Redis may take to answer: waiting for it is no stall."""
@@ -66,9 +66,45 @@ class _WiredLimit(NumberOrWord):
             self.fail(f"{error}, nor 0 or 'auto'", param, context)
 
 
+class _ModelName(NumberOrWord):
+    """What names a model: in the environment, several stand with commas between them."""
+
+    name = "model"
+    envvar_list_splitter = ","
+
+    def convert(self, value: Any, param: Any, context: Any) -> str:
+        return str(value)
+
+
 _worker_options = (
-    option("--model", default=DEMO_MODEL, help="A known name, a folder, or a hub id."),
-    option("--served-name", multiple=True, metavar="NAME", help="Another name that it answers to."),
+    option(
+        "--model",
+        type=_ModelName(),
+        multiple=True,
+        show_default=DEMO_MODEL,
+        help="A known name, a folder, or a hub id. Of several, one is loaded at a time.",
+    ),
+    option(
+        "--served-name",
+        multiple=True,
+        metavar="NAME[=MODEL]",
+        help="Another name that it answers to; of several models, the one that is said.",
+    ),
+    option(
+        "--models-from",
+        type=click.Path(dir_okay=False, exists=True, path_type=Path),
+        default=None,
+        metavar="FILE",
+        help="A TOML file that lists models, each with names, batch and kv_budget.",
+    ),
+    option(
+        "--unload-after",
+        type=Duration(),
+        default=None,
+        metavar="TIME",
+        show_default="never",
+        help="Free the model's memory when there was nothing to do for so long, as in 10m.",
+    ),
     option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
     option(
         "--batch",
@@ -189,7 +225,7 @@ def worker_options(function: Command) -> Command:
 def worker(
     context: click.Context, /, unsupervised: bool, redis_url: str | None, **options: Any
 ) -> None:
-    """Generate the jobs of one model until told to stop (Ctrl-C or SIGTERM)."""
+    """Generate the jobs of one model, or of several, until told to stop (Ctrl-C or SIGTERM)."""
     with needs_extra("worker"):
         import mlx_lm  # noqa: F401 (found missing here, not in a child)
     try:
@@ -230,8 +266,9 @@ def _supervise(context: click.Context, redis_url: str, name: str | None, **optio
 
 def _generate(
     redis_url: str | None,
-    model: str,
+    model: tuple[str, ...],
     served_name: tuple[str, ...],
+    models_from: Path | None,
     trust_remote_code: bool,
     batch: int | str,
     kv_budget: int | None,
@@ -247,58 +284,68 @@ def _generate(
     data_dir: Path | None,
     **options: Any,
 ) -> None:
-    """Loads the model and works."""
+    """Loads the model, where there is only one, and works."""
     from mlx_rq.engine.engine import MLXEngine
     from mlx_rq.engine.models.calibrate import best_batch_size, share_from
     from mlx_rq.engine.models.device import MLXDevice, tried
-    from mlx_rq.engine.models.load import load
+    from mlx_rq.engine.models.load import ModelError, load
     from mlx_rq.engine.options import EngineOptions
     from mlx_rq.engine.scheduling.budget import default_kv_bytes
     from mlx_rq.worker.leases.machine import machine
     from mlx_rq.worker.leases.name import NameTaken
+    from mlx_rq.worker.models.switch import EngineSwitch
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
     from mlx_rq.worker.worker import MLXWorker
 
     supervisor_pipe = SupervisorPipe.from_environment()
     supervisor_pipe.stop_with_supervisor()
+    folder = data_dir or default_data_dir()
     device = MLXDevice(memory)
     device.limit()
-    loaded = load(model, trust_remote_code=trust_remote_code)
-    folder = data_dir or default_data_dir()
-    device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model)
     usual = EngineOptions()
-    shares_from = usual.share_from
-    if not isinstance(batch, int):
-        room = kv_budget or default_kv_bytes(loaded.model, device)
-        batch = tried(
-            device,
-            lambda: best_batch_size(loaded, folder, room=room),
-            usual.batch_size,
-            "the batch size",
+
+    def engine_of(asked: AskedModel) -> MLXEngine:
+        loaded = load(asked.model, trust_remote_code=trust_remote_code)
+        device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model)
+        rows, kv_bytes = asked.batch or batch, asked.kv_budget or kv_budget
+        shares_from = usual.share_from
+        if not isinstance(rows, int):
+            room = kv_bytes or default_kv_bytes(loaded.model, device)
+            rows = tried(
+                device,
+                lambda: best_batch_size(loaded, folder, room=room),
+                usual.batch_size,
+                "the batch size",
+            )
+            shares_from = tried(
+                device, lambda: share_from(loaded, folder), usual.share_from, "sharing"
+            )
+        options = EngineOptions(
+            batch_size=rows,
+            kv_bytes=kv_bytes,
+            kv_bits=None if kv_bits is None else int(kv_bits),
+            max_wait=max_wait,
+            close_json=close_json,
+            share_from=shares_from,
         )
-        shares_from = tried(device, lambda: share_from(loaded, folder), usual.share_from, "sharing")
-    engine_options = EngineOptions(
-        batch_size=batch,
-        kv_bytes=kv_budget,
-        kv_bits=None if kv_bits is None else int(kv_bits),
-        max_wait=max_wait,
-        close_json=close_json,
-        share_from=shares_from,
-    )
+        engine = tried(device, lambda: MLXEngine(loaded, options, device=device), None, asked.model)
+        if engine is None:
+            raise ModelError(
+                f"model {asked.model}: there is no memory to compute a single token with it. "
+                "Choose a smaller one, or end other programs."
+            )
+        return engine
+
+    switch = EngineSwitch(served_models(asked_models(model, served_name, models_from), engine_of))
+    if len(switch.models) == 1:
+        switch.load(switch.model_id)  # at once: what is wrong with it is to be seen now
     connection = new_connection(redis_url)
     spool = spool_folder(folder, connection)
-    engine = tried(device, lambda: MLXEngine(loaded, engine_options, device=device), None, model)
-    if engine is None:
-        raise click.ClickException(
-            f"model {model}: there is no memory to compute a single token with it. "
-            "Choose a smaller one, or end other programs."
-        )
     mlx_worker = MLXWorker(
-        engine,
+        switch,
         connection,
         new_connection(redis_url),
-        served_names=served_name,
         options=WorkerOptions(max_wait=max_wait, spool=spool, machine=machine(folder), **options),
         name=name,
         supervisor_pipe=supervisor_pipe,

@@ -107,9 +107,10 @@ class Claims:
             for model in self._models
         ]
         parts = execution_key_parts()
-        self._script_keys = [
-            key for queue in self.queues for key in (queue.key, queue.started_job_registry.key)
-        ] + [f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"]
+        self._executions = f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
+        self._queue_keys = {
+            queue.name: (queue.key, queue.started_job_registry.key) for queue in self.queues
+        }
         self._lost: int | None = None
         self._script = connection.register_script(
             script_of("claim_job.lua", "claim_walk.lua", "claim.lua")
@@ -128,9 +129,11 @@ class Claims:
         enough: int = 1,
         alone: bool = True,
         idle: bool = True,
+        models: Collection[str] | None = None,
     ) -> list[ClaimedJob]:
         """Claims up to `limit` jobs and returns them; an empty list where none wait.
 
+        With `models`, jobs of those of its models only.
         What is stored of all but the last comes to less than `nbytes`.
         Where other workers share the queues (not `alone`), groups of jobs that begin alike are
         taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
@@ -156,13 +159,17 @@ class Claims:
             data_set=keys.DATA_SET,
             execution_ids=[uuid.uuid4().hex for _ in range(limit)],
         )
-        claimed = self._script(keys=self._script_keys, args=[by_name(arguments)])
+        queues = self.queues if models is None else self.queues_of(models)
+        script_keys = [key for queue in queues for key in self._queue_keys[queue.name]]
+        claimed = self._script(keys=[*script_keys, self._executions], args=[by_name(arguments)])
         if claimed and self._said_idle:
             self._connection.delete(*map(keys.idle, self._models))
             self._said_idle = False
-        return [self._read(entry, started_at) for entry in claimed]
+        return [self._read(entry, queues, started_at) for entry in claimed]
 
-    def _read(self, entry: Sequence[Any], started_at: datetime) -> ClaimedJob:
+    def _read(
+        self, entry: Sequence[Any], queues: Sequence[Queue], started_at: datetime
+    ) -> ClaimedJob:
         number, job_id, execution_id, data, meta_text, ttl, most, lost, suspect, data_set = entry
         lease = Lease(
             execution_id.decode(),
@@ -170,12 +177,13 @@ class Claims:
             started_at,
             data_set.decode(errors="replace"),
         )
-        queue = self.queues[number - 1]
+        queue = queues[number - 1]
+        _, priority = keys.model_and_priority(queue.name)
         meta = read_meta(meta_text)
         return ClaimedJob(
             id=job_id.decode(),
             queue_name=queue.name,
-            rank=(number - 1) // len(self._models),
+            rank=PRIORITIES.index(priority),
             data=data,
             result_ttl=int(reading.number(ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL),
             timeout=reading.number(meta.get("timeout"), 0, MAX_SECONDS),

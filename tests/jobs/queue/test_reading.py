@@ -220,10 +220,10 @@ def test_webhooks_whose_records_are_odd_are_claimed(
         connection.set(keys.WEBHOOK_TRIES, "x")
     else:
         connection.hset(keys.WEBHOOK_TRIES, "job", tries)
-    assert claim_due(connection, 5, 100.0) == [("job", 1)]
+    assert claim_due(connection, 5) == [("job", 1)]
     assert connection.zrange(keys.WEBHOOKS, 0, -1) == [b"job"]
     connection.set(keys.WEBHOOKS, "x")
-    assert claim_due(connection, 5, 100.0) == []
+    assert claim_due(connection, 5) == []
 
 
 RECORDS: dict[str, Any] = {

@@ -20,6 +20,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from fakes import FakeEngine
 from mlx_rq.jobs.queue.connection import new_connection
+from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.worker import MLXWorker
 
@@ -32,7 +33,7 @@ class Engine(FakeEngine):
         return refused
 
 worker = MLXWorker(
-    Engine(hold=True), new_connection(), new_connection(), name="child",
+    EngineSwitch.of(Engine(hold=True)), new_connection(), new_connection(), name="child",
     options=WorkerOptions(lease=1, grace=float(sys.argv[2])),
 )
 worker.run()

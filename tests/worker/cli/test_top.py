@@ -24,6 +24,7 @@ def state(rows: dict[str, int], *, name: str = "w", paused: str | None = None) -
     worker = {
         "name": name,
         "model": "m",
+        "models": [],
         "serves": ["m", "default"],
         "host": "mac",
         "pid": 7,

@@ -144,7 +144,7 @@ def killed(data_dir: Path) -> Iterator[Callable[[bool], int]]:
             servers.append(int((data_dir / FOLDER / PID_FILE).read_text()))
             if with_keeper:
                 listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True)
-                lines = [line.split() for line in listed.stdout.decode().splitlines()]
+                lines = [line.split(None, 2) for line in listed.stdout.decode().splitlines()]
                 (keeper,) = (
                     int(i) for i, up, name in lines if (int(up), name) == (owner.pid, "sh")
                 )

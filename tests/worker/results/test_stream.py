@@ -198,6 +198,6 @@ def test_a_job_that_ended_is_watched_no_more(
         job.cancel()
     else:
         engine.release()
-    eventually(lambda: not worker.worker._held(), "the end")
+    eventually(lambda: not worker.worker._held, "the end")
     worker.stop()
     assert worker.worker._stream._told == {}

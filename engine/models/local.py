@@ -1,0 +1,92 @@
+"""The models that lie on this machine, wherever other programs have put them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_rq.engine.models.load import context_length_of
+
+LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
+"""Where LM Studio keeps models, as <owner>/<name>: now, and in its older versions."""
+
+_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model folder: `name` is what `--model` takes for it, `dtype` how its weights are held."""
+
+    name: str
+    dtype: str
+    path: Path
+    size_bytes: int
+    context_length: int
+    source: str
+
+
+def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
+    """Lists what is in the hub's cache, in LM Studio's folders, and in `folders`."""
+    found = list(_of_hub())
+    for place in LM_STUDIO:
+        found += _under(Path(place).expanduser(), "LM Studio")
+    for folder in folders:
+        found += _under(folder.expanduser(), str(folder))
+    return list({model.path.resolve(): model for model in reversed(found)}.values())[::-1]
+
+
+def read_model(path: Path, name: str, source: str) -> LocalModel | None:
+    """Describes a model by its folder; None where it is not one that could be loaded."""
+    weights = list(path.glob("model*.safetensors"))
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+        size = sum(file.stat().st_size for file in weights)
+    except (OSError, ValueError):
+        return None
+    if not weights or not isinstance(config, dict) or "model_type" not in config:
+        return None
+    return LocalModel(name, _dtype_of(config), path, size, context_length_of(config), source)
+
+
+def _dtype_of(config: dict[str, Any]) -> str:
+    quantised = config.get("quantization") or config.get("quantization_config")
+    if isinstance(quantised, dict) and "bits" in quantised:
+        return f"{quantised['bits']}bit"
+    text = config.get("text_config")
+    stated = config.get("dtype") or config.get("torch_dtype")
+    if stated is None and isinstance(text, dict):
+        stated = text.get("dtype") or text.get("torch_dtype")
+    return str(stated or "unknown")
+
+
+def _of_hub() -> Iterator[LocalModel]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda one: one.repo_id):
+        revisions = sorted(repository.revisions, key=lambda one: one.last_modified, reverse=True)
+        for revision in revisions if repository.repo_type == "model" else ():
+            model = read_model(revision.snapshot_path, repository.repo_id, "hub")
+            if model is not None:
+                yield model
+                break
+
+
+def _under(folder: Path, source: str, depth: int = _DEPTH) -> Iterator[LocalModel]:
+    if (model := read_model(folder, str(folder), source)) is not None:
+        yield model
+        return
+    try:
+        inside = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:
+        return
+    for path in inside if depth else ():
+        yield from _under(Path(path), source, depth - 1)

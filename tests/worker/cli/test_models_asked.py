@@ -1,0 +1,103 @@
+"""Which models `--model`, `--served-name` and `--models-from` ask for, and their names."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from fakes import FakeEngine
+
+from mlx_rq.engine.models.load import ModelError
+from mlx_rq.worker.cli.common import Duration
+from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.cli.models import DEMO_MODEL, AskedModel, asked_models, served_models
+
+
+def listed(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    return file
+
+
+def test_without_any_it_is_the_model_of_the_demo() -> None:
+    assert asked_models((), ("x",), None) == [AskedModel(DEMO_MODEL, ("x",))]
+
+
+def test_of_several_models_a_name_says_whose_it_is() -> None:
+    asked = asked_models(("org/a", "org/b", "org/a"), ("x=org/b", "y=org/a", "z=org/b"), None)
+    assert asked == [AskedModel("org/a", ("y",)), AskedModel("org/b", ("x", "z"))]
+    with pytest.raises(click.ClickException) as refused:
+        asked_models(("org/a", "org/b"), ("x",), None)
+    assert refused.value.message == (
+        "--served-name x: with several models, say whose it is: --served-name x=org/a"
+    )
+
+
+def test_a_file_lists_models_with_names_and_how_each_is_run(tmp_path: Path) -> None:
+    file = listed(
+        tmp_path,
+        '[models.fast]\nmodel = "org/a"\nnames = ["small"]\nbatch = 16\nkv_budget = "4GB"\n'
+        '[models."org/b"]\n',
+    )
+    assert asked_models((), (), file) == [
+        AskedModel("org/a", ("fast", "small"), 16, 4_000_000_000),
+        AskedModel("org/b", ("org/b",)),
+    ]
+    assert [one.model for one in asked_models(("org/c",), (), file)] == ["org/c", "org/a", "org/b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it lists no models, as [models.NAME] with model = …"),
+        ("[models.a]\nbach = 1", "models.a.bach is no setting of a model; there are model, names,"),
+        ("[models.a]\nbatch = 0", "models.a.batch is 0; it must be a number of sequences, 1 or"),
+        ("[models.a]\nbatch = true", "models.a.batch is True; it must be a number of sequences"),
+        ('[models.a]\nkv_budget = "many"', "models.a.kv_budget: 'many' is not a number of bytes"),
+        ('[models.a]\nnames = "b"', "models.a.names is 'b'; it must be a list of names, as"),
+        ("[models.a]\nmodel = 3", "models.a.model is 3; it must be a known name, a folder, or"),
+        ("[models]\na = 3", "models.a is 3; it must be a table"),
+        ("[models", "Expected ']'"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(tmp_path: Path, text: str, why: str) -> None:
+    file = listed(tmp_path, text)
+    with pytest.raises(click.ClickException) as refused:
+        asked_models((), (), file)
+    assert refused.value.message.startswith(f"--models-from {file}: {why}")
+
+
+def test_a_model_is_served_under_its_id_as_it_was_given_and_its_own_names(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    engine = FakeEngine()
+    first, second = served_models(
+        [AskedModel(f"{folder}/", ("x",)), AskedModel("org/b")], lambda asked: engine
+    )
+    assert first.names == ("tiny", f"{folder}/", "x", "default")
+    assert second.names == ("org/b",)
+    assert second.load() is engine
+    with pytest.raises(click.ClickException) as refused:
+        served_models([AskedModel("org/a"), AskedModel("org/b", ("org/a",))], lambda asked: engine)
+    assert refused.value.message == (
+        "org/a and org/b would both be called 'org/a': jobs could not tell them apart"
+    )
+    with pytest.raises(ModelError):
+        served_models([AskedModel("not-there")], lambda asked: engine)
+
+
+def test_the_environment_may_name_several_models() -> None:
+    command = main.get_command(click.Context(main), "worker")
+    assert command is not None
+    environment = {"MLX_RQ_MODEL": "org/a,/a folder/b", "MLX_RQ_UNLOAD_AFTER": "10m"}
+    with CliRunner().isolation(env=environment):
+        context = command.make_context("worker", [])
+    assert context.params["model"] == ("org/a", "/a folder/b")
+    assert context.params["unload_after"] == 600
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("600", 600)]
+)
+def test_lengths_of_time(text: str, seconds: int) -> None:
+    assert Duration().convert(text, None, None) == seconds

@@ -1,0 +1,272 @@
+"""One worker with several models, with a real Valkey and engines that do as they are told."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, answer, eventually, until_idle
+from redis import Redis
+
+from mlx_rq import Job, JobFailed, submit, submit_many
+from mlx_rq.engine.interface import Task
+from mlx_rq.jobs.queue.overview import overview
+from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.worker.models import changes
+from mlx_rq.worker.models.changes import Interrupted, ModelChanges
+from mlx_rq.worker.models.choice import Backlog
+from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
+from mlx_rq.worker.process.power import KeepAwake
+
+BODY = {"prompt": "Once", "max_tokens": 4}
+IN_VAIN = "model bad: /models/bad holds no model*.safetensors"
+
+
+class Shelf:
+    """Models a, b and c; counts what is loaded. `bad` raises instead."""
+
+    def __init__(self, *names: str, **engine_options: Any) -> None:
+        self.loaded: list[str] = []
+        self.engines = {name: self._engine(name, engine_options) for name in names}
+        self.switch = EngineSwitch(
+            [
+                ServedModel((name, f"org/{name}", *(["default"] * (not n))), self._load(name))
+                for n, name in enumerate(names)
+            ]
+        )
+
+    def _engine(self, name: str, options: dict[str, Any]) -> FakeEngine:
+        def answer_with(task: Task) -> dict[str, Any]:
+            return {**answer(task), "model": name}
+
+        return FakeEngine(name, answer_with=answer_with, **options)
+
+    def _load(self, name: str) -> Callable[[], FakeEngine]:
+        def load() -> FakeEngine:
+            self.loaded.append(name)
+            if name == "bad":
+                raise RuntimeError(f"\n{IN_VAIN}\nand more")
+            return self.engines[name]
+
+        return load
+
+
+def jobs_for(*models: str) -> list[Job]:
+    return submit_many([{**BODY, "model": model} for model in models])
+
+
+def answered_by(jobs: list[Job]) -> list[str]:
+    return [job.result(PATIENCE)["model"] for job in jobs]
+
+
+def described(connection: Redis) -> dict[str, Any]:
+    (worker,) = live_workers(connection)
+    return worker
+
+
+def test_each_job_is_answered_by_its_model_and_each_model_is_loaded_once(
+    start_worker: StartWorker,
+) -> None:
+    shelf = Shelf("a", "b", "c")
+    jobs = jobs_for(*"abcabcbb", "org/c", "default")
+    worker = start_worker(switch=shelf.switch, burst=True)
+    assert answered_by(jobs) == [*"abcabcbb", "c", "a"]
+    assert worker.join() == 10
+    assert sorted(shelf.loaded) == ["a", "b", "c"]
+    assert shelf.loaded[0] == "b"  # of which most jobs wait
+    assert shelf.switch.totals.tasks == 10
+    left = shelf.loaded[-1]
+    assert {name: engine.closed for name, engine in shelf.engines.items()} == {
+        name: int(name != left) for name in "abc"
+    }
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_own_jobs_and_no_others(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    shelf = Shelf("a", "bad")
+    jobs = jobs_for("bad", "a", "org/bad", "bad")
+    worker = start_worker(switch=shelf.switch)
+    assert jobs[1].result(PATIENCE)["model"] == "a"
+    for job in (jobs[0], jobs[2], jobs[3], *jobs_for("bad")):
+        with pytest.raises(JobFailed) as failed:
+            job.result(PATIENCE)
+        assert failed.value.error == {
+            "message": f"The model could not be loaded: {IN_VAIN}",
+            "type": "server_error",
+            "param": "model",
+            "code": "model_not_loaded",
+        }
+    assert shelf.loaded.count("bad") == 1  # not for each job
+    worker.worker._leases.say()
+    assert described(connection)["models"][1]["state"] == "failed"
+    assert described(connection)["models"][1]["why"] == IN_VAIN
+
+
+def test_a_model_that_could_not_be_loaded_is_tried_again_after_a_while(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "AGAIN_SECONDS", 0.0)
+    shelf = Shelf("bad")
+    start_worker(switch=shelf.switch)
+    (job,) = jobs_for("bad")
+    eventually(lambda: len(shelf.loaded) >= 2, "another try")
+    assert job.status() == "queued"
+
+
+def test_what_runs_is_finished_and_what_waits_goes_back_before_a_change(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "LOOK_SECONDS", 0.0)
+    shelf = Shelf("a", "b", capacity=2, hold=True)
+    of_a = jobs_for(*"aaaaa")
+    worker = start_worker(switch=shelf.switch, max_wait=0.0)
+    first = shelf.engines["a"].wait_for_tasks(5)[:2]
+    (of_b,) = jobs_for("b")
+    eventually(lambda: [job.status() for job in of_a].count("queued") == 3, "giving back")
+    assert shelf.loaded == ["a"]
+    assert {job.id for job in of_a if job.status() == "in_progress"} == set(first)
+
+    shelf.engines["a"].release(*first)
+    shelf.engines["b"].release()
+    assert of_b.result(PATIENCE)["model"] == "b"
+    shelf.engines["a"].release()
+    assert answered_by(of_a) == ["a"] * 5
+    assert shelf.loaded == ["a", "b", "a"]
+    assert worker.stop() == 6
+
+
+def test_it_says_what_is_loaded_and_what_is_next_and_why(
+    start_worker: StartWorker, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "LOOK_SECONDS", 0.0)
+    shelf = Shelf("a", "b", hold=True)
+    jobs_for("a")
+    worker = start_worker(switch=shelf.switch)
+    shelf.engines["a"].wait_for_tasks(1)
+    jobs_for("b", "b")
+    eventually(lambda: worker.worker._changes.next is not None, "a look")
+    worker.worker._leases.say()
+    said = described(connection)
+    assert said["model"] == "a"
+    assert said["serves"] == ["a", "org/a", "default", "b", "org/b"]
+    assert said["models"] == [
+        {"id": "a", "names": ["a", "org/a", "default"], "state": "loaded", "why": None},
+        {"id": "b", "names": ["b", "org/b"], "state": "can_be_loaded", "why": None},
+    ]
+    why = "2 jobs wait for it: when the loaded one has no more work"
+    assert said["next"] == {"model": "b", "why": why}
+    assert f"worker {worker.name[:8]} loads 'b' next: {why}" in overview(connection)["notes"]
+
+
+class Awake(KeepAwake):
+    """Notes that the machine may sleep, and says nothing of that by itself."""
+
+    released = 0
+
+    def turn(self, working: bool) -> None:
+        pass
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_an_idle_model_is_unloaded_and_loaded_again_for_the_next_job(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    shelf, awake = Shelf("a"), Awake()
+    worker = start_worker(switch=shelf.switch, unload_after=0.05, awake=awake)
+    assert shelf.loaded == []
+    assert answered_by(jobs_for("a")) == ["a"]
+    shelf.engines["a"].wait_until(lambda engine: engine.closed == 1)
+    eventually(lambda: described(connection)["models"][0]["state"] == "can_be_loaded", "saying so")
+    assert awake.released == 1
+    until_idle(connection)
+    assert answered_by(jobs_for("a")) == ["a"]
+    assert shelf.loaded == ["a", "a"]
+    assert worker.stop() == 2
+
+
+def test_a_worker_that_is_stopped_does_not_wait_for_a_model() -> None:
+    def load() -> FakeEngine:
+        desk.interrupt()  # as the handler of a signal does
+        raise AssertionError("it went on")
+
+    switch = EngineSwitch([ServedModel(("a",), load)])
+    desk = ModelChanges(
+        switch,
+        lambda: {"a": Backlog((1,))},
+        max_wait=1.0,
+        unload_after=None,
+        beat=lambda: None,
+    )
+    desk.interrupt()  # nothing is loaded: nothing to break off
+    desk.look([])
+    with pytest.raises(Interrupted):
+        desk.load_next()
+    assert switch.loaded is None
+    assert switch.loading is None
+
+
+def test_loading_for_long_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_BEAT_SECONDS", 0.001)
+    beats: list[None] = []
+
+    def load() -> FakeEngine:
+        eventually(lambda: len(beats) >= 3, "beats")
+        return FakeEngine()
+
+    desk = ModelChanges(
+        EngineSwitch([ServedModel(("a",), load)]),
+        lambda: {"a": Backlog((1,))},
+        max_wait=1.0,
+        unload_after=None,
+        beat=lambda: beats.append(None),
+    )
+    desk.look([])
+    desk.load_next()
+    assert desk.describe()["models"][0]["state"] == "loaded"
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from fakes import FakeEngine
+from mlx_rq.jobs.queue.connection import new_connection
+from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.worker import MLXWorker
+
+switch = EngineSwitch([
+    ServedModel(("a",), lambda: FakeEngine("a")),
+    ServedModel(("b",), lambda: os.kill(os.getpid(), signal.SIGKILL)),
+])
+MLXWorker(switch, new_connection(), new_connection(), options=WorkerOptions(burst=True)).run()
+"""
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_change_loses_nothing(
+    redis_url: str, start_worker: StartWorker
+) -> None:
+    jobs = jobs_for(*"aaabb")
+    tests = str(Path(__file__).parents[2])
+    killed = subprocess.run([sys.executable, "-c", KILLED, tests], timeout=6 * PATIENCE)
+    assert killed.returncode == -signal.SIGKILL
+    assert [job.status() for job in jobs] == ["completed"] * 3 + ["queued"] * 2
+
+    start_worker(switch=Shelf("a", "b").switch)
+    assert answered_by(jobs[3:]) == ["b", "b"]
+
+
+def test_jobs_of_another_model_wake_an_idle_worker(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    shelf = Shelf("a", "b")
+    worker: RunningWorker = start_worker(switch=shelf.switch)
+    assert answered_by(jobs_for("a")) == ["a"]
+    until_idle(connection)
+    assert submit(**BODY, model="b").result(PATIENCE)["model"] == "b"
+    assert worker.stop() == 2

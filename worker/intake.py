@@ -1,0 +1,124 @@
+"""What a worker claims, and what it gives back before it has begun.
+
+Claimed are jobs of the loaded model, as many as the window says. Given back is what another worker
+might as well do, what does not stay in a pause, and what has to wait until another model had its
+turn.
+"""
+
+import logging
+from collections.abc import Callable
+
+from mlx_rq.engine.interface import Outcome
+from mlx_rq.worker.held import HeldJobs
+from mlx_rq.worker.leases.claim import ClaimedJob, Claims
+from mlx_rq.worker.models.changes import ModelChanges
+from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
+from mlx_rq.worker.options import WorkerOptions
+from mlx_rq.worker.pause import Pause
+from mlx_rq.worker.window import Window
+
+logger = logging.getLogger("mlx_rq.worker")
+
+_REFUSED_AT_ONCE = 256
+
+
+class Intake:
+    """Moves jobs from the queues to those that are held, and back. Its methods raise RedisError.
+
+    `suspended` tells whether RQ's workers are to rest, `alone` whether no other shares the queues.
+    """
+
+    def __init__(
+        self,
+        engine: EngineSwitch,
+        claims: Claims,
+        held: HeldJobs,
+        changes: ModelChanges,
+        pause: Pause,
+        options: WorkerOptions,
+        *,
+        alone: Callable[[], bool],
+        suspended: Callable[[], bool],
+    ) -> None:
+        self._engine = engine
+        self._claims = claims
+        self._held = held
+        self._changes = changes
+        self._pause = pause
+        self._options = options
+        self._is_alone = alone
+        self._is_suspended = suspended
+        self._window = Window(engine, options)
+        self.empty = False
+        """The last look into the queues found nothing, and nothing is held."""
+
+    def claim(self, most: int | None) -> list[ClaimedJob]:
+        """Claims a piece of the window, or up to `most` jobs."""
+        if self._changes.due or any(job.suspect for job in self._held):
+            return []  # a suspect is generated alone
+        piece = self._window.next_piece(len(self._held), alone=self._alone)
+        limit = piece.jobs if most is None else min(piece.jobs, most)
+        claimed = []
+        if (loaded := self._engine.loaded) is not None and limit > 0 and self.open:
+            claimed = self._claims.take(
+                limit,
+                nbytes=piece.nbytes,
+                enough=self._engine.capacity,
+                alone=self._alone,
+                idle=not self._held,
+                models=loaded.names,
+            )
+            if not claimed:
+                self._window.claimed(0)
+            self._changes.claimed(len(claimed))
+        paused = self._pause.reason is not None
+        self.empty = not (claimed or self._held or paused or self._changes.more)
+        return claimed
+
+    def began(self, jobs: int) -> None:
+        """So many claimed jobs are in the engine now; how long that took, counts for the next."""
+        self._window.claimed(jobs)
+
+    @property
+    def open(self) -> bool:
+        """Whether jobs may be claimed now."""
+        return self._pause.reason is None and not self._is_suspended()
+
+    @property
+    def _alone(self) -> bool:
+        return self._is_alone() or self._options.burst
+
+    def look_for_others(self) -> None:
+        """Looks what waits for the other models; ends jobs of those that cannot be loaded."""
+        if self._changes.is_look_due(bool(self._held)) and self.open:
+            self._changes.look(job.rank for job in self._held)
+            for model in self._changes.unloadable:
+                self._refuse(model)
+
+    def _refuse(self, model: ServedModel) -> None:
+        refused = self._claims.take(_REFUSED_AT_ONCE, models=model.names)
+        self._held.take_in(refused)
+        error = self._changes.error(model)
+        self._held.finish(Outcome(job.id, {"error": error}) for job in refused)
+
+    def make_way(self) -> None:
+        """Gives back what has not begun: another model is to be loaded."""
+        in_flight = self._engine.in_flight
+        self._held.give_back(job_id for job_id in self._held.ids if job_id not in in_flight)
+
+    def heed_pause(self) -> None:
+        """Gives back the jobs that are not to stay here in a pause."""
+        held, in_flight = self._held.ids, self._engine.in_flight
+        self._held.give_back(self._pause.leaving(held, in_flight, self._options.grace))
+
+    def give_to_idle(self) -> None:
+        """Gives part of what has not begun here back, where other workers have nothing to do."""
+        count = self._window.to_give_back()
+        idle = self._claims.idle_models() if count else ()
+        if not idle:
+            return
+        queues = {queue.name for queue in self._claims.queues_of(idle)}
+        spare = reversed(list(self._engine.spare(count)))
+        if returned := self._held.give_back(spare, queues=queues):
+            logger.info("gave %d jobs back for a worker that has nothing to do", returned)
+            self._window.gave_back()

@@ -1,0 +1,154 @@
+"""Which of its models a worker should have loaded: decided from what waits, and nothing else.
+
+A model goes on until nothing is left for it: that takes the fewest changes. It has to make way
+before, once it had its turn, for another one
+
+- of which a job has waited `max_wait` seconds, counted from when it was first seen to wait here;
+- for which more urgent jobs wait;
+- or for which so many more jobs wait that those here count for little.
+
+A turn lasts a multiple of the time that two changes take, there and back again: the more jobs wait
+here for each one there, the larger a multiple, between `LEAST_TURN` and `LONGEST_TURN`. So loading
+takes a small part of the time, however jobs come; a thousand are not kept waiting for the sake of
+one; and how long a model waits has a bound: `max_wait` and the turns of the others.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+LEAST_TURN, LONGEST_TURN = 8, 32
+"""How many times as long as two changes a model stays, at least, while there is work for it."""
+
+FAR_MORE = 16
+"""So many times as many jobs count for more than what is here."""
+
+FIRST_LOAD_SECONDS = 5.0
+"""What loading is taken to cost before it was ever measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What there is to do for one model: how many jobs of each rank, the most urgent first."""
+
+    ranks: tuple[int, ...]
+
+    @property
+    def jobs(self) -> int:
+        return sum(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """That of the most urgent job."""
+        return next(rank for rank, jobs in enumerate(self.ranks) if jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The model that is to come next, and why; `due` says whether now."""
+
+    model: str
+    why: str
+    due: bool = True
+
+
+class Choice:
+    """Decides for one worker, of which at most one model is loaded."""
+
+    def __init__(self, max_wait: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_wait = max_wait
+        self._clock = clock
+        self._loaded: str | None = None
+        self._loaded_at = 0.0
+        self._next: Change | None = None
+        self._waits_since: dict[str, float] = {}
+        self._load_seconds: dict[str, float] = {}
+        self._passed_over: dict[str, float] = {}
+
+    def loaded(self, model: str, seconds: float) -> None:
+        """Takes note that a model is there, and how long that took."""
+        self._loaded, self._loaded_at, self._next = model, self._clock(), None
+        self._load_seconds[model] = seconds
+        self._waits_since.pop(model, None)
+
+    def unloaded(self) -> None:
+        """Takes note that no model is there."""
+        self._loaded = self._next = None
+
+    def claimed(self, jobs: int) -> None:
+        """Takes note of what a claim brought; what brings none is left to other workers.
+
+        It does not count for a while.
+        """
+        if self._loaded is None:
+            return
+        self._passed_over.pop(self._loaded, None)
+        if not jobs:
+            self._passed_over[self._loaded] = self._clock() + self._max_wait
+
+    def next(self, backlogs: Mapping[str, Backlog]) -> Change | None:
+        """Says which model is to come next, if any: a decision stands for as long as jobs wait.
+
+        The backlog of the loaded model is what waits for it and what it has begun.
+        """
+        now = self._clock()
+        work = {
+            model: backlog
+            for model, backlog in backlogs.items()
+            if backlog.jobs and self._passed_over.get(model, now) <= now
+        }
+        here = None if self._loaded is None else work.pop(self._loaded, None)
+        self._waits_since = {model: self._waits_since.get(model, now) for model in work}
+        if self._next is None or self._next.model not in work:
+            self._next = None
+            change = self._best(work, here)
+            if change is None or not change.due:
+                return change
+            self._next = change
+        return self._next
+
+    def _best(self, work: Mapping[str, Backlog], here: Backlog | None) -> Change | None:
+        """Picks what was overdue first, else the most urgent, else what waited longest."""
+        if not work:
+            return None
+        changes = {model: self._weighed(model, there, here) for model, there in work.items()}
+
+        def claim(model: str) -> tuple[bool, bool, int, float, int]:
+            overdue, backlog = self._waited(model) >= self._max_wait, work[model]
+            rank = 0 if overdue else backlog.rank
+            since = self._waits_since[model]
+            return not changes[model].due, not overdue, rank, since, -backlog.jobs
+
+        return changes[min(work, key=claim)]
+
+    def _weighed(self, model: str, there: Backlog, here: Backlog | None) -> Change:
+        """Weighs what waits for a model against what there is to do for the loaded one."""
+        waited, jobs = self._waited(model), f"{there.jobs:,} jobs wait for it"
+        if here is None:
+            nothing = "nothing is loaded" if self._loaded is None else "the loaded one has no work"
+            return Change(model, f"{jobs}, and {nothing}")
+        changes = self._seconds_to_load(model) + self._seconds_to_load(self._loaded)
+        more_urgent = there.rank < here.rank
+        if waited >= self._max_wait:
+            why = f"{jobs}, since {waited:.0f} s"
+        elif more_urgent:
+            why = f"{jobs}, of which some are more urgent"
+        elif there.jobs >= FAR_MORE * here.jobs and there.rank == here.rank and waited >= changes:
+            why = f"{jobs}, and only {here.jobs:,} for the loaded one"
+        else:
+            return Change(model, f"{jobs}: when the loaded one has no more work", due=False)
+        times = LEAST_TURN if more_urgent else here.jobs / there.jobs
+        turn = changes * min(LONGEST_TURN, max(LEAST_TURN, times))
+        left = self._loaded_at + turn - self._clock()
+        if left > 0:
+            return Change(model, f"{why}; the loaded one stays {left:.0f} s more", due=False)
+        return Change(model, why)
+
+    def _waited(self, model: str) -> float:
+        return self._clock() - self._waits_since[model]
+
+    def _seconds_to_load(self, model: str | None) -> float:
+        known = self._load_seconds
+        if model is not None and model in known:
+            return known[model]
+        return max(known.values(), default=FIRST_LOAD_SECONDS)
