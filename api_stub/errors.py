@@ -90,7 +90,7 @@ def _job_not_found(_: Request, error: JobNotFound) -> JSONResponse:
 
 def _redis_unavailable(_: Request, error: Exception) -> JSONResponse:
     logger.error("%s", error)
-    message = "The queue cannot be reached at the moment. Try again soon."
+    message = "The server has lost touch with its Redis for the moment. Try again soon."
     details = error_object(message, code="queue_unavailable", type="server_error")
     return error_response(503, details, {"retry-after": str(RETRY_SECONDS)})
 

@@ -74,6 +74,7 @@ def _models(service: Service) -> dict[str, dict[str, Any]]:
                     "object": "model",
                     "created": _unix(worker["born"]),
                     "owned_by": "local",
+                    "shutdown_date": None,
                     "state": _STATES[-1],
                 },
             )

@@ -126,6 +126,7 @@ class JobRequest(Strict):
 def _why_not(name: str) -> str:
     if name in ("stream", "stream_options"):
         return (
-            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+            "is for requests that wait for their answer: /v1/chat/completions, /v1/completions and "
+            "/v1/responses of the HTTP server (`mlx-rq serve`, `mlx-rq up`)"
         )
     return "is not supported yet"

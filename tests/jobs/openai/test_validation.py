@@ -351,7 +351,8 @@ def test_what_is_not_done_yet_is_refused_by_name_never_ignored(kind: str, name: 
 def why(name: str) -> str:
     if name in ("stream", "stream_options"):
         return (
-            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
+            "is for requests that wait for their answer: /v1/chat/completions, /v1/completions and "
+            "/v1/responses of the HTTP server (`mlx-rq serve`, `mlx-rq up`)"
         )
     return "is not supported yet"
 
