@@ -133,7 +133,7 @@ def _is_known(request: Request, path: str) -> bool:
 def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
     """A query or path parameter that FastAPI refused."""
     fault = error.errors()[0]
-    param = str(fault["loc"][-1])
+    param = str(fault["loc"][1])  # after where it is; behind it may come a place in a list
     if fault["type"] == "missing":
         message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
     else:

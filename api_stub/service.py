@@ -177,7 +177,7 @@ class Service:
             return
         known = {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
         if model not in known:
-            raise _never_known(model, self._served - {ANY_MODEL}, known - self._served)
+            raise never_known(model, self._served - {ANY_MODEL}, known - self._served)
         if waits:
             raise _away(model)
 
@@ -261,7 +261,7 @@ TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 _START = "`mlx-rq worker --model NAME` starts one"
 
 
-def _never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
+def never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
     """Makes the error for a model that nobody has heard of; it tells which there are."""
     there = (
         f"Served now: {', '.join(sorted(served))}." if served else f"No worker is alive; {_START}."
