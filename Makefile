@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 
-.PHONY: demo test test-page families lint format clean
+.PHONY: demo test test-page test-clients families lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
@@ -28,6 +28,11 @@ families: $(VENV)/.dev
 	$(BIN)/python tests/engine/families.py
 	git diff --exit-code docs/families.md
 
+# Other people's clients, each installed in an environment of its own below .clients/; it takes a
+# while, and writes docs/clients.md.
+test-clients: $(VENV)/.dev
+	$(BIN)/python tests/clients/matrix.py
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,7 +48,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .clients build *.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlx-rq needs Python 3.11 or newer; say which with: make PYTHON=python3.12")'

@@ -1,5 +1,6 @@
 """The shapes of answers, for the server's description. What is left open here is as in OpenAI's."""
 
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -7,6 +8,11 @@ from pydantic import BaseModel
 from mlx_rq.jobs.client.job import Status
 
 Item = TypeVar("Item")
+
+
+def whole(shape: type[BaseModel], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a record with every field that its shape has: an unset one is null, not left out."""
+    return {**dict.fromkeys(shape.model_fields), **record}
 
 
 class Error(BaseModel):
@@ -130,7 +136,8 @@ class File(BaseModel):
     filename: str
     purpose: Literal["batch", "batch_output", "user_data"]
     status: str
-    expires_at: int | None = None
+    status_details: str | None
+    expires_at: int | None
 
 
 class RequestCounts(BaseModel):
@@ -155,14 +162,22 @@ class Batch(BaseModel):
     completion_window: str
     status: str
     created_at: int
+    in_progress_at: int | None
     expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
     request_counts: RequestCounts
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
-    usage: dict[str, Any] | None = None
-    note: str | None = None
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: dict[str, Any] | None
+    metadata: dict[str, str] | None
+    model: str | None
+    usage: dict[str, Any] | None
+    note: str | None
 
 
 ModelState = Literal["loaded", "loading", "can_be_loaded", "failed"]
@@ -175,6 +190,7 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    shutdown_date: str | None
     state: ModelState
     """Ours: whether a worker has it in memory; a job for one that can be loaded has it loaded."""
 

@@ -8,13 +8,21 @@ from typing import Any
 
 from mlx_rq.jobs.batch.lines import Line, Source, digest
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest
+from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 MAX_LINES = 50_000
 MAX_FAULTS = 100
 """Faults that are told of one batch; a file that is wrong throughout has thousands."""
 
 IsServed = Callable[[str], bool]
+
+_CALLED = {
+    ChatRequest.url: "Chat Completions",
+    CompletionRequest.url: "Completions",
+    ResponsesRequest.url: "Responses",
+}
+"""What OpenAI calls the endpoints of batches."""
 
 
 def fault(
@@ -75,12 +83,19 @@ class _Checker:
                 param="custom_id",
             )
         self._seen.add(identity)
+        if line.body.get("stream"):
+            raise RequestError(
+                f"{_CALLED[line.url]}: Streaming is not supported in the Batch API.",
+                code="streaming_unsupported",
+                param="body.stream",
+            )
         self._check_model(line)
 
     def _check_model(self, line: Line) -> None:
-        model = line.body.get("model") or ANY_MODEL
-        if not isinstance(model, str):
-            return  # the line's own record says so
+        """Raises RequestError unless the model is that of all lines; without one, any will do."""
+        model = line.body.get("model")
+        if not isinstance(model, str) or not model:
+            return  # what is wrong with it, the line's own record says
         if self._model is None:
             if not self._is_served(model):
                 raise RequestError(

@@ -27,7 +27,7 @@ from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
 from mlx_rq.files import sync_path
 from mlx_rq.jobs.batch.batch import Batch, BatchOptions
 from mlx_rq.jobs.batch.files import Outputs
-from mlx_rq.jobs.batch.lines import BatchFile
+from mlx_rq.jobs.batch.lines import BatchFile, read_lines
 from mlx_rq.jobs.batch.state import open_state
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.options import BATCH_PRIORITY, JobOptions
@@ -104,6 +104,7 @@ class BatchRunner:
         folder.mkdir(mode=0o700)
         if self._files.find(client, input_file_id) is not None:
             os.link(self._files.path(input_file_id), folder / "input.jsonl")
+            record["request_counts"]["total"] = sum(1 for _ in read_lines(folder / "input.jsonl"))
         if output_lifetime is not None:
             (folder / "output_lifetime").write_text(str(output_lifetime))
             sync_path(folder / "output_lifetime")

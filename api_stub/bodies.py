@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlx_rq.api_stub.errors import ApiError, error_response
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.sizes import max_body_bytes
+from mlx_rq.jobs.openai.validation import RepeatedKey, unique_keys
 
 ESCAPED = 2
 """So many times the bytes of the largest body may a request have, for JSON's escapes.
@@ -154,9 +154,13 @@ async def read_json(request: Request) -> dict[str, Any]:
         )
     text = await request.body()
     try:
-        body = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-    except RequestError:
-        raise
+        body = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
+    except RepeatedKey as error:
+        raise RequestError(
+            f"We could not parse the JSON body of your request: {error}.",
+            code="invalid_json",
+            param=error.key,
+        ) from None
     except (ValueError, RecursionError) as error:
         raise RequestError(
             f"We could not parse the JSON body of your request: {error}.", code="invalid_json"
@@ -171,20 +175,6 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object; raises RequestError where a key occurs twice: one value would be lost."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise RequestError(
-            f"We could not parse the JSON body of your request: the key {repeated[:80]!r} occurs "
-            "twice in one object.",
-            code="invalid_json",
-            param=repeated[:80],
-        )
-    return made
 
 
 JsonBody = Annotated[dict[str, Any], Depends(read_json)]

@@ -20,10 +20,13 @@ class Chunks:
     request: ClassVar[type[JobRequest]]
     """The kind that they answer."""
     object_name: ClassVar[str]
+    more_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields that only chunks of one kind have."""
 
     def __init__(self, job: Job, body: Mapping[str, Any], options: StreamOptions) -> None:
         self._id = self.request.id_prefix + job.id
         self._model = body.get("model") or ANY_MODEL
+        self._fingerprint: str | None = None  # the answer tells it
         self._created = int(time.time())
         self._usage = options.include_usage is True
         self._sent = Sent()
@@ -39,7 +42,7 @@ class Chunks:
 
     def end(self, result: Mapping[str, Any]) -> list[str]:
         """Writes what is missing, the reasons of the end, the usage where wanted, and the end."""
-        self._model = result["model"]
+        self._model, self._fingerprint = result["model"], result.get("system_fingerprint")
         events: list[str] = []
         for choice in result["choices"]:
             events += self._finish(choice)
@@ -63,6 +66,8 @@ class Chunks:
             "object": self.object_name,
             "created": self._created,
             "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            **self.more_fields,
             "choices": choices,
             # With usage asked for, every chunk has the field.
             **({"usage": None} if self._usage else {}),
@@ -76,6 +81,7 @@ class ChatChunks(Chunks):
 
     request = ChatRequest
     object_name = f"{ChatRequest.object_name}.chunk"
+    more_fields: ClassVar[Mapping[str, Any]] = {"service_tier": "default"}
 
     def __init__(self, job: Job, body: Mapping[str, Any], options: StreamOptions) -> None:
         super().__init__(job, body, options)

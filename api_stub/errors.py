@@ -90,7 +90,7 @@ def _job_not_found(_: Request, error: JobNotFound) -> JSONResponse:
 
 def _redis_unavailable(_: Request, error: Exception) -> JSONResponse:
     logger.error("%s", error)
-    message = "The queue cannot be reached at the moment. Try again soon."
+    message = "The server has lost touch with its Redis for the moment. Try again soon."
     details = error_object(message, code="queue_unavailable", type="server_error")
     return error_response(503, details, {"retry-after": str(RETRY_SECONDS)})
 
@@ -133,7 +133,7 @@ def _is_known(request: Request, path: str) -> bool:
 def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
     """A query or path parameter that FastAPI refused."""
     fault = error.errors()[0]
-    param = str(fault["loc"][-1])
+    param = str(fault["loc"][1])  # after where it is; behind it may come a place in a list
     if fault["type"] == "missing":
         message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
     else:

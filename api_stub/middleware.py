@@ -118,7 +118,8 @@ class AccessCheck:
         if not is_loopback(_split(f"//{host}").hostname or ""):
             raise ApiError(
                 403,
-                f"Without API keys the server answers to localhost only, not to {host!r}.",
+                f"Without API keys the server answers to localhost only, not to {host!r}; started "
+                "with --api-key-file, it answers under any name to who has a key.",
                 code="host_not_allowed",
             )
         origin = headers.get("origin")

@@ -31,7 +31,7 @@ from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestErro
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.surrogates import writable
-from mlx_rq.jobs.openai.validation import kind_of, validate
+from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.owners import may_see, may_see_job, owner_of
@@ -94,8 +94,6 @@ class Service:
         (an endpoint that `waits` never takes such a job) or too many jobs wait for it.
         """
         key = request.headers.get("idempotency-key") or None
-        if kind_of(body) != kind:
-            validate(kind, body)  # the field that tells its kind is missing
         if body.get("model") is None and not any_model:
             validate(kind, body)
             raise RequestError(
@@ -104,10 +102,11 @@ class Service:
                 param="model",
             )
         options = replace(options, owner=request.scope["state"][CLIENT])
-        return await run_in_threadpool(self._submit, body, wanted, options, waits, key)
+        return await run_in_threadpool(self._submit, kind, body, wanted, options, waits, key)
 
     def _submit(
         self,
+        kind: str,
         body: Mapping[str, Any],
         wanted: JobRequest | None,
         options: JobOptions,
@@ -120,7 +119,7 @@ class Service:
                 self.check_served(model or ANY_MODEL, waits=waits)
                 self._room.check(self.connection, model or ANY_MODEL)
         with self._quota.place(self.connection, options.owner or ANYONE) as place:
-            prepared = prepare(body, request=wanted)
+            prepared = prepare(body, request=wanted or validate(kind, body))
             prepared = with_history(prepared, self.redis_url, options.owner)
             keys = None if idempotency_key is None else [idempotency_key]
             (job,) = send([prepared], options, keys, redis_url=self.redis_url)
@@ -178,7 +177,7 @@ class Service:
             return
         known = {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
         if model not in known:
-            raise _never_known(model, self._served - {ANY_MODEL}, known - self._served)
+            raise never_known(model, self._served - {ANY_MODEL}, known - self._served)
         if waits:
             raise _away(model)
 
@@ -262,7 +261,7 @@ TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 _START = "`mlx-rq worker --model NAME` starts one"
 
 
-def _never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
+def never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
     """Makes the error for a model that nobody has heard of; it tells which there are."""
     there = (
         f"Served now: {', '.join(sorted(served))}." if served else f"No worker is alive; {_START}."

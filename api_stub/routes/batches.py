@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from mlx_rq.api_stub.answers import Batch, Page
+from mlx_rq.api_stub.answers import Batch, Page, whole
 from mlx_rq.api_stub.bodies import JsonBody
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Record, page
@@ -60,7 +60,7 @@ async def create_batch(body: JsonBody, batches: TheBatches, client: TheClient) -
         lifetime,
         client,
     )
-    return JSONResponse(record)
+    return JSONResponse(whole(Batch, record))
 
 
 @router.get("/v1/batches", responses=answers(Page[Batch]))
@@ -71,7 +71,8 @@ async def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> JSONResponse:
     """List the batches, the newest first."""
-    return JSONResponse(page(batches.records.all_seen_by(client), after, limit, "desc"))
+    seen = [whole(Batch, record) for record in batches.records.all_seen_by(client)]
+    return JSONResponse(page(seen, after, limit, "desc"))
 
 
 @router.get("/v1/batches/{batch_id}", responses=answers(Batch))
@@ -84,10 +85,10 @@ async def get_batch(batches: TheBatches, client: TheClient, batch_id: str) -> JS
 async def cancel_batch(batches: TheBatches, client: TheClient, batch_id: str) -> JSONResponse:
     """Stop a batch: requests that run finish, and what is answered is in its output file."""
     _existing(batches.records.seen_by(client, batch_id), batch_id)
-    return JSONResponse(await run_in_threadpool(batches.cancel, batch_id))
+    return JSONResponse(whole(Batch, await run_in_threadpool(batches.cancel, batch_id)))
 
 
 def _existing(record: Record | None, batch_id: str) -> dict[str, Any]:
     if record is None:
         raise ApiError(404, f"No batch found with id '{batch_id}'.", code=None, param="id")
-    return dict(record)
+    return whole(Batch, record)

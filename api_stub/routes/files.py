@@ -7,7 +7,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
-from mlx_rq.api_stub.answers import Deleted, File, Page
+from mlx_rq.api_stub.answers import Deleted, File, Page, whole
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.openapi import answers, upload_form
@@ -40,7 +40,7 @@ async def upload_file(request: Request, files: TheFiles, client: TheClient) -> J
         record = await run_in_threadpool(
             files.create, upload.file, upload.filename or "upload", purpose, lifetime, client
         )
-    return JSONResponse(record)
+    return JSONResponse(whole(File, record))
 
 
 def _read_form(form: FormData) -> tuple[UploadFile, str, int | None]:
@@ -102,14 +102,15 @@ async def list_files(
     purpose: Literal["batch", "batch_output", "user_data"] | None = None,
 ) -> JSONResponse:
     """List the files, the newest first."""
-    wanted = [record for record in files.all(client) if purpose in (None, record["purpose"])]
+    seen = files.all(client)
+    wanted = [whole(File, record) for record in seen if purpose in (None, record["purpose"])]
     return JSONResponse(page(wanted, after, limit, order))
 
 
 @router.get("/v1/files/{file_id}", responses=answers(File))
 async def get_file(files: TheFiles, client: TheClient, file_id: str) -> JSONResponse:
     """Describe a file."""
-    return JSONResponse(files.get(client, file_id))
+    return JSONResponse(whole(File, files.get(client, file_id)))
 
 
 @router.get(

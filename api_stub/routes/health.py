@@ -8,10 +8,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.answers import Health, Model, Models, ModelState
-from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.openapi import REFUSED, answers
-from mlx_rq.api_stub.service import Service, TheService
+from mlx_rq.api_stub.service import Service, TheService, never_known
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue import reading
@@ -74,6 +73,7 @@ def _models(service: Service) -> dict[str, dict[str, Any]]:
                     "object": "model",
                     "created": _unix(worker["born"]),
                     "owned_by": "local",
+                    "shutdown_date": None,
                     "state": _STATES[-1],
                 },
             )
@@ -98,12 +98,7 @@ async def list_models(service: TheService) -> JSONResponse:
 @router.get("/v1/models/{model:path}", responses={**answers(Model), **REFUSED})
 async def get_model(service: TheService, model: str) -> JSONResponse:
     """Describe one model. Its id may hold slashes."""
-    found = (await run_in_threadpool(_models, service)).get(model)
-    if found is None:
-        raise ApiError(
-            404,
-            f"The model {model!r} does not exist here: no live worker serves it.",
-            code="model_not_found",
-            param="model",
-        )
-    return JSONResponse(found)
+    models = await run_in_threadpool(_models, service)
+    if model not in models:
+        raise never_known(model, models.keys() - {ANY_MODEL}, set())
+    return JSONResponse(models[model])

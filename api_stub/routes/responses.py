@@ -22,7 +22,7 @@ from mlx_rq.jobs.client.conversation import items_of
 from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.errors import JobFailed, JobNotFound, RequestError
 from mlx_rq.jobs.openai.response_object import job_of, response_id, response_object
-from mlx_rq.jobs.openai.responses import ResponsesRequest
+from mlx_rq.jobs.openai.responses import Includable, ResponsesRequest
 from mlx_rq.jobs.openai.validation import validate_as
 from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.options import DEFAULT_RESULT_TTL, STORED_TTL, JobOptions
@@ -87,7 +87,18 @@ async def _find_response(service: TheService, client: TheClient, response: str) 
 TheResponse = Annotated[Job, Depends(_find_response)]
 
 
-@router.get("/v1/responses/{response}", responses=answers(ResponseObject, streams=True))
+async def _included(
+    include: Annotated[list[Includable] | None, Query()] = None,
+    in_brackets: Annotated[list[Includable] | None, Query(alias="include[]")] = None,
+) -> None:
+    """Takes the names of what is in a response anyway, where that was asked for as it was made."""
+
+
+@router.get(
+    "/v1/responses/{response}",
+    responses=answers(ResponseObject, streams=True),
+    dependencies=[Depends(_included)],
+)
 async def get_response(
     service: TheService,
     job: TheResponse,
@@ -140,7 +151,11 @@ async def delete_response(job: TheResponse, response: str) -> JSONResponse:
     return JSONResponse({"id": response, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response}/input_items", responses=answers(Page[InputItem]))
+@router.get(
+    "/v1/responses/{response}/input_items",
+    responses=answers(Page[InputItem]),
+    dependencies=[Depends(_included)],
+)
 async def list_input_items(
     job: TheResponse,
     after: str | None = None,

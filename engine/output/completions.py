@@ -1,7 +1,8 @@
 """Turns the finished sequences of chats and legacy completions into lists of choices."""
 
 import time
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 from mlx_rq.engine.output.logprobs import chat_logprobs, legacy_logprobs
 from mlx_rq.engine.output.writer import Answer, Finished, Writer
@@ -15,6 +16,9 @@ RequestType = TypeVar("RequestType", ChatRequest, CompletionRequest)
 
 class _ChoicesWriter(Writer[RequestType]):
     """Writes answers that have choices."""
+
+    more_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields that only answers of one kind have."""
 
     def write(self, request: RequestType, finished: Finished) -> Answer:
         return {
@@ -32,6 +36,7 @@ class _ChoicesWriter(Writer[RequestType]):
                 for index, (sequence, reading) in enumerate(finished.chosen)
             ],
             "usage": finished.usage,
+            **self.more_fields,
         }
 
     def _choice(
@@ -46,6 +51,8 @@ class _ChoicesWriter(Writer[RequestType]):
 
 class ChatWriter(_ChoicesWriter[ChatRequest]):
     """Writes the answers of chats."""
+
+    more_fields: ClassVar[Mapping[str, Any]] = {"service_tier": "default"}
 
     def _choice(
         self,

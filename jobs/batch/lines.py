@@ -15,12 +15,10 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeGuard
 
-from pydantic_core import from_json
-
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
-from mlx_rq.jobs.openai.validation import short, validate
+from mlx_rq.jobs.openai.validation import RepeatedKey, short, unique_keys, validate
 from mlx_rq.jobs.queue.prepare import Prepared, check_encoded
 
 KIND_BY_URL: Mapping[str, str] = {
@@ -166,9 +164,13 @@ def parse_object(raw: bytes) -> dict[str, Any]:
             f"The line is longer than {MAX_LINE_BYTES:,} bytes.", code="request_too_large"
         )
     try:
-        value = _read_json(raw)
+        value = json.loads(raw.decode(), object_pairs_hook=unique_keys)
     except UnicodeDecodeError as error:
         raise RequestError(f"This line is not UTF-8: {error}.", code="invalid_json_line") from None
+    except RepeatedKey as error:
+        raise RequestError(
+            f"This line is not parseable as valid JSON: {error}.", code="invalid_json_line"
+        ) from None
     except (ValueError, RecursionError):
         raise RequestError(
             "This line is not parseable as valid JSON.", code="invalid_json_line"
@@ -176,13 +178,6 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("This line is not a JSON object.", code="invalid_json_line")
     return value
-
-
-def _read_json(raw: bytes) -> Any:
-    try:
-        return from_json(raw)  # much faster
-    except ValueError:  # which may be a deep nesting, or half of a surrogate pair
-        return json.loads(raw.decode())
 
 
 @dataclass(frozen=True)

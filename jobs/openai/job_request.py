@@ -21,6 +21,7 @@ _NO_EFFECT = frozenset(
         "user",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",
         "verbosity",
@@ -123,9 +124,19 @@ class JobRequest(Strict):
         return change(body)
 
 
+_STREAMS = (
+    "is for requests that wait for their answer: /v1/chat/completions, /v1/completions and "
+    "/v1/responses of the HTTP server (`mlx-rq serve`, `mlx-rq up`)"
+)
+_WHY_NOT: Mapping[str, str] = {
+    **dict.fromkeys(("stream", "stream_options"), _STREAMS),
+    "moderation": "is a service of OpenAI's; here, nothing judges what is asked and answered",
+    "functions": "is what 'tools' were called before: send each as "
+    '{"type": "function", "function": {…}} in \'tools\'',
+    "function_call": "is what 'tool_choice' was called before: send that, beside 'tools'",
+    "conversation": "names what is not kept here; 'previous_response_id' goes on from a response",
+}
+
+
 def _why_not(name: str) -> str:
-    if name in ("stream", "stream_options"):
-        return (
-            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
-        )
-    return "is not supported yet"
+    return _WHY_NOT.get(name, "is not supported yet")

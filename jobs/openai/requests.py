@@ -64,6 +64,7 @@ class ChatRequest(GenerationRequest):
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),
+        "moderation": (),
     }
 
     in_turns: ClassVar[bool] = True

@@ -13,6 +13,12 @@ _FAILURES = {
     "context_length_exceeded": "invalid_prompt",
 }
 
+_NOTHING_HERE = (
+    *("conversation", "moderation", "prompt", "safety_identifier", "user"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+)
+"""Fields of OpenAI's object that a local model has no use for: null."""
+
 
 def response_id(job_id: str) -> str:
     """Names the response of a job."""
@@ -60,20 +66,20 @@ def response_object(
         "output": list(output),
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": None,
+        **dict.fromkeys(_NOTHING_HERE),
         "reasoning": {
             "effort": reasoning and reasoning.effort,
             "summary": reasoning and reasoning.summary,
         },
-        "safety_identifier": None,
         "service_tier": "default",
         "store": request.store is not False,
         "temperature": _or(request.temperature, 1.0),
         "top_p": _or(request.top_p, 1.0),
-        "text": {"format": wanted, **({"verbosity": text.verbosity} if text else {})},
+        "text": {"format": wanted, "verbosity": (text and text.verbosity) or "medium"},
         "tool_choice": _choice(request.tool_choice),
         "tools": [
-            {"parameters": None, "strict": None, **_dump(tool)} for tool in request.tools or ()
+            {"description": None, "parameters": None, "strict": None, **_dump(tool)}
+            for tool in request.tools or ()
         ],
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",

@@ -7,7 +7,7 @@ Source: OpenAI's API reference for responses (names, ranges, defaults).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
@@ -35,6 +35,12 @@ _CALLED_BY_CHATS = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
+
+
+LOGPROBS: Final = "message.output_text.logprobs"
+
+Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+"""What a response may be asked to hold besides. Reasoning always comes, and in plain text."""
 
 
 class BackgroundOptions(Strict):
@@ -73,7 +79,7 @@ class ResponsesRequest(JobRequest, Sampling):
     """Counts the calls of tools that a service runs itself; here there are none."""
     reasoning: Reasoning | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Includable] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
     store: bool | None = None
@@ -99,7 +105,7 @@ class ResponsesRequest(JobRequest, Sampling):
     @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are to be told with their logprobs."""
-        return self.top_logprobs is not None or bool(self.include)
+        return self.top_logprobs is not None or LOGPROBS in (self.include or ())
 
     def check(self) -> None:
         try:

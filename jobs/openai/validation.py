@@ -5,6 +5,7 @@ anything may have been put into the queue by hand.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -35,6 +36,23 @@ def kind_of(body: Mapping[str, Any]) -> str:
             param=found[1].prompt_field,
         )
     return found[0].kind if found else ChatRequest.kind
+
+
+class RepeatedKey(ValueError):
+    """A JSON object has a `key` twice."""
+
+    def __init__(self, key: str) -> None:
+        self.key = short(key)
+        super().__init__(f"the key {self.key!r} occurs twice in one object")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object while JSON is read; raises RepeatedKey, because one value would be lost."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise RepeatedKey(repeated)
+    return made
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:

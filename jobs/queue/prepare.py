@@ -56,7 +56,7 @@ def prepare(
     """Validates and encodes a body; its kind is told by the field that only that kind has.
 
     An `answer_format`, as `response_format` makes it, goes into the body. A `request` is what the
-    body was found to be by whoever has validated it. Raises RequestError where the body is wrong.
+    whole body was found to be by whoever has validated it. Raises RequestError where it is wrong.
     """
     if not isinstance(body, Mapping):
         raise RequestError(
@@ -65,10 +65,9 @@ def prepare(
         )
     if request is None:
         body = plain(dict(body))
-    kind = kind_of(body)
-    if answer_format is not None:
-        body = KINDS[kind].with_schema(body, answer_format)
-    if request is None:
+        kind = kind_of(body)
+        if answer_format is not None:
+            body = KINDS[kind].with_schema(body, answer_format)
         request = validate(kind, body)
     return Prepared.of(request, body, encode_body(body))
 

@@ -60,6 +60,14 @@ def test_what_waits_is_told_to_come_again(away: RunningServer) -> None:
         away.client().chat.completions.create(model="default", messages=HELLO)
 
 
+def test_model_that_is_asked_for_while_none_is_alive(away: RunningServer) -> None:
+    refused = away.http.get("/v1/models/other")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert refused.json()["error"]["message"].endswith(
+        "No worker is alive; `mlx-rq worker --model NAME` starts one."
+    )
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/chat/completions"])
 def test_what_never_was_is_not_found(away: RunningServer, path: str) -> None:
     refused = _post(away, path, model="other", messages=HELLO)

@@ -244,6 +244,7 @@ def test_foreign_pages_have_no_use_of_an_open_server(
     assert _error(server.http.get("/v1/models", headers=evil))["code"] == "origin_not_allowed"
     rebound = server.http.get("/v1/models", headers={"host": "evil.example"})
     assert (rebound.status_code, _error(rebound)["code"]) == (403, "host_not_allowed")
+    assert "started with --api-key-file" in _error(rebound)["message"]
     for headers in ({"host": "["}, {"origin": "http://["}):
         assert server.http.get("/v1/models", headers=headers).status_code == 403, headers
     assert server.http.get("/v1/models", headers={"origin": server.url}).status_code == 200

@@ -126,7 +126,8 @@ def test_text_that_is_forgotten_comes_in_one_piece(
         ("stream=true&starting_after=-1", "starting_after", "invalid_value"),
         ("stream=perhaps", "stream", "invalid_value"),
         ("streem=true", "streem", "unknown_parameter"),
-        ("include[]=reasoning", "include[]", "unknown_parameter"),
+        ("include[]=reasoning", "include[]", "invalid_value"),
+        ("include=message.output_text.logprobs&include=x", "include", "invalid_value"),
     ],
 )
 def test_wrong_wishes(

@@ -75,6 +75,7 @@ def test_from_upload_to_output_file(server: RunningServer, start_worker: StartWo
     start_worker()
     batch = start(server, [line(f"r{i}") for i in range(30)], metadata={"for": "the test"})
     assert batch.status == "validating"
+    assert counts(batch) == (30, 0, 0)
     assert batch.metadata == {"for": "the test"}
     batch = ended(server, batch)
     assert batch.status == "completed"
@@ -131,15 +132,16 @@ def test_all_lines_failing_is_still_completed(
     server: RunningServer, start_worker: StartWorker
 ) -> None:
     start_worker(served_names=["smollm2"])
-    batch = ended(server, start(server, (CASES / "bad_parameters.jsonl").read_bytes()))
-    assert (batch.status, counts(batch)) == ("completed", (10, 0, 10))
+    lines = (CASES / "bad_parameters.jsonl").read_bytes().splitlines(keepends=True)
+    lines = [raw for raw in lines if b'"stream"' not in raw]  # which fails the whole file
+    batch = ended(server, start(server, b"".join(lines)))
+    assert (batch.status, counts(batch)) == ("completed", (9, 0, 9))
     assert batch.output_file_id is None
     assert batch.usage is None
     errors = read(server, batch.error_file_id)
     assert {record["response"]["status_code"] for record in errors.values()} == {400}
     codes = {name: record["response"]["body"]["error"]["code"] for name, record in errors.items()}
     assert codes["temp"] == "decimal_above_max_value"
-    assert codes["stream"] == "unsupported_parameter"
     assert codes["unknown"] == "unknown_parameter"
 
 
@@ -158,6 +160,7 @@ def test_all_lines_failing_is_still_completed(
         ([line("a", url="/v1/embeddings")], CHAT, "invalid_url", 1, "url"),
         ([line("a", model="other")], CHAT, "model_not_found", 1, "body.model"),
         ([line("a"), line("b", model="default")], CHAT, "mismatched_model", 2, "body.model"),
+        ([line("a"), line("b", stream=True)], CHAT, "streaming_unsupported", 2, "body.stream"),
         ([{"method": "POST"}], CHAT, "missing_required_parameter", 1, "custom_id"),
         (
             [{"custom_id": "a", "method": "POST", "url": CHAT}],
@@ -187,6 +190,15 @@ def test_faults_of_the_file_fail_the_batch_before_anything_runs(
     first = batch.errors.data[0]
     assert (first.code, first.line, first.param) == (code, number, param)
     assert engine.added == []
+
+
+def test_lines_without_a_model_are_for_any_worker(
+    server: RunningServer, start_worker: StartWorker
+) -> None:
+    start_worker()
+    batch = start(server, [line("a", model=None), line("b"), line("c", model=None, stream=False)])
+    batch = ended(server, batch)
+    assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
 
 
 def test_missing_input_file_fails_later_not_at_once(server: RunningServer) -> None:

@@ -59,6 +59,7 @@ def test_many_at_once(server: RunningServer, start_worker: StartWorker) -> None:
         ("chat", {"prompt": "x"}, "messages", "missing_required_parameter"),
         ("chat", {"messages": HELLO, "frobnicate": 1}, "frobnicate", "unknown_parameter"),
         ("chat", {"messages": HELLO, "model": 3}, "model", "invalid_type"),
+        ("chat", {"messages": HELLO, "prompt": "x"}, "prompt", "unknown_parameter"),
         ("chat", {"messages": HELLO}, "model", "missing_required_parameter"),
         ("completion", {}, "prompt", "missing_required_parameter"),
         ("completion", {"messages": HELLO}, "prompt", "missing_required_parameter"),

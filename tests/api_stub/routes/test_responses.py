@@ -33,6 +33,9 @@ def test_response_that_is_waited_for(server: RunningServer, engine: FakeEngine) 
     assert response.usage is not None
     assert response.usage.total_tokens == 5
     assert server.client().responses.retrieve(response.id) == response
+    included: Any = {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
+    assert server.client().responses.retrieve(response.id, **included) == response
+    assert len(server.client().responses.input_items.list(response.id, **included).data) == 1
 
 
 def test_response_in_the_background(server: RunningServer, engine: FakeEngine) -> None:

@@ -70,6 +70,8 @@ class TestABadLine:
             (b'"text"', "invalid_json_line", None),
             (b"\xff\xfe{\x00", "invalid_json_line", None),
             (b"[" * 100_000, "invalid_json_line", None),
+            (b'{"custom_id": "x", "custom_id": "y"}', "invalid_json_line", None),
+            (b'{"custom_id": "x", "body": {"a": 1, "b": 2, "a": 1}}', "invalid_json_line", None),
             (encoded(without("custom_id")), "missing_required_parameter", "custom_id"),
             (encoded(without("method")), "missing_required_parameter", "method"),
             (encoded(without("url")), "missing_required_parameter", "url"),

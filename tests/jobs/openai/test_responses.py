@@ -176,6 +176,9 @@ class TestAsChat:
         assert chat(**body)[name] == value
         assert name not in chat()
 
+    def test_reasoning_that_would_be_encrypted_is_taken(self) -> None:
+        assert chat(include=["reasoning.encrypted_content"]) == chat()
+
 
 @pytest.mark.parametrize(
     ("body", "code", "param"),

@@ -306,6 +306,7 @@ class TestOtherFields:
             "user": "u",
             "safety_identifier": "s",
             "prompt_cache_key": "k",
+            "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
             "prompt_cache_retention": "24h",
             "service_tier": "flex",
             "verbosity": "low",
@@ -349,10 +350,23 @@ def test_what_is_not_done_yet_is_refused_by_name_never_ignored(kind: str, name: 
 
 
 def why(name: str) -> str:
-    if name in ("stream", "stream_options"):
-        return (
-            "works over the HTTP server (`mlx-rq serve`, `mlx-rq up`), not in a queued job's body"
-        )
+    match name:
+        case "stream" | "stream_options":
+            return (
+                "is for requests that wait for their answer: /v1/chat/completions, /v1/completions "
+                "and /v1/responses of the HTTP server (`mlx-rq serve`, `mlx-rq up`)"
+            )
+        case "moderation":
+            return "is a service of OpenAI's; here, nothing judges what is asked and answered"
+        case "functions":
+            return (
+                "is what 'tools' were called before: send each as "
+                '{"type": "function", "function": {…}} in \'tools\''
+            )
+        case "function_call":
+            return "is what 'tool_choice' was called before: send that, beside 'tools'"
+        case "conversation":
+            return "names what is not kept here; 'previous_response_id' goes on from a response"
     return "is not supported yet"
 
 

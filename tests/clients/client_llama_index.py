@@ -1,0 +1,45 @@
+"""LlamaIndex's OpenAILike."""
+
+import asyncio
+import os
+from typing import Any
+
+from calls import ANSWER
+from client_data import City
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+
+_MODEL: Any = OpenAILike(
+    model="default",
+    api_base=os.environ["OPENAI_BASE_URL"],
+    api_key="any",
+    is_chat_model=True,
+    is_function_calling_model=True,
+    max_retries=0,
+)
+_ASK = [ChatMessage(role="user", content="What is two and two?")]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def chat() -> None:
+    assert _MODEL.chat(_ASK).message.content == ANSWER
+
+
+def stream() -> None:
+    assert "".join(chunk.delta or "" for chunk in _MODEL.stream_chat(_ASK)) == ANSWER
+
+
+def tools() -> None:
+    async def run() -> str:
+        return str(await FunctionAgent(tools=[add], llm=_MODEL).run("What is two and two?"))
+
+    assert asyncio.run(run()) == ANSWER
+
+
+def structured() -> None:
+    assert isinstance(_MODEL.as_structured_llm(City).chat(_ASK).raw, City)
