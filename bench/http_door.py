@@ -41,7 +41,7 @@ CONNECTIONS = 16
 def server(redis_url: str, folder: Path) -> Iterator[tuple[str, int]]:
     """Runs `mlx-rq serve`; gives its URL and process id."""
     port = free_port()
-    options = ["--http-port", str(port), "--redis-url", redis_url, "--data-dir", str(folder)]
+    options = ["--port", str(port), "--redis-url", redis_url, "--data-dir", str(folder)]
     program = [sys.executable, "-P", "-m", "mlx_rq.worker", "--log-level", "warning", "serve"]
     process = subprocess.Popen([*program, *options, "--max-queued", "1000000"])
     url = f"http://127.0.0.1:{port}"

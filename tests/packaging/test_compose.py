@@ -76,7 +76,7 @@ def test_the_servers_command_is_one_that_the_command_line_takes(compose: dict[st
     assert settings["api_key_file"] == Path("/run/secrets") / secret
     assert server["volumes"][0].endswith(f":{settings['data_dir']}")
     assert server["environment"] == {URL_VARIABLE: QUEUE_URL}
-    port = settings["http_port"]
+    port = settings["port"]
     assert server["ports"] == [f"127.0.0.1:{port}:{port}"]
     assert f":{port}/health" in server["healthcheck"]["test"][-1]
 

@@ -113,7 +113,7 @@ def start_up(start: StartCommand) -> StartCommand:
     """Starts `up` on free ports."""
 
     def start_up(http_port: int | None = None) -> Command:
-        ports = ["--port", str(free_port()), "--http-port", str(http_port or free_port())]
+        ports = ["--queue-port", str(free_port()), "--port", str(http_port or free_port())]
         return start("up", *ports)
 
     return start_up
@@ -169,7 +169,7 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed(
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        up = start("up", "--port", str(free_port()), "--no-http")
+        up = start("up", "--queue-port", str(free_port()), "--no-http")
     finally:
         signal.signal(signal.SIGHUP, before)
     up.until_supervised()
@@ -186,7 +186,7 @@ def test_a_port_of_the_server_that_is_taken_is_said_at_once(
     taken = int(redis_url.rpartition(":")[2].partition("/")[0])
     up = start_up(taken)
     assert up.wait() == 1
-    assert f"Error: --http-port {taken} is taken" in up.said
+    assert f"Error: --port {taken} is taken" in up.said
     assert "server:" not in up.said
     assert up.all_gone()
 

@@ -18,7 +18,7 @@ PASSWORD = "s3cret-w0rd"
 
 def test_children_get_the_url_where_nobody_else_sees_it(tmp_path: Path) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0"
-    options = {"http_port": free_port(), "data_dir": tmp_path}
+    options = {"port": free_port(), "data_dir": tmp_path}
     assert "serve" in cli.main.commands
     with child_process("serve", url, options, log_level="error") as child:
         line = subprocess.run(

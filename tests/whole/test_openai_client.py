@@ -40,7 +40,7 @@ class Up:
         port, http_port = free_port(), free_port()
         self.http = f"http://127.0.0.1:{http_port}"
         arguments = ["--model", str(quick_smollm2_folder()), "--batch", "8", "--grace", "0"]
-        arguments += ["--port", str(port), "--http-port", str(http_port)]
+        arguments += ["--queue-port", str(port), "--port", str(http_port)]
         up = processes.enter_context(process("up", *arguments, "--data-dir", str(folder)))
         wait_for_line(up, "serves")
         self.redis_url = embedded_url(folder)
@@ -52,7 +52,7 @@ class Up:
     def serve(self, folder: Path) -> tuple[Any, str]:
         """Opens another server; gives its process and URL."""
         url = f"http://127.0.0.1:{(port := free_port())}"
-        options = ["--http-port", str(port), "--data-dir", str(folder)]
+        options = ["--port", str(port), "--data-dir", str(folder)]
         environment = {URL_VARIABLE: self.redis_url or ""}
         server = self._processes.enter_context(process("serve", *options, **environment))
         self._wait(url)

@@ -139,9 +139,9 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
     monkeypatch.setenv("MLX_RQ_DATA_DIR", str(tmp_path))
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     port = str(free_port())
-    arguments = ["up", "--model", str(quick_smollm2_folder()), "--batch", "4", "--port", port]
+    arguments = ["up", "--model", str(quick_smollm2_folder()), "--batch", "4", "--queue-port", port]
     http_port = free_port()
-    arguments += ["--grace", "0", "--http-port", str(http_port)]
+    arguments += ["--grace", "0", "--port", str(http_port)]
 
     with process(*arguments) as up:
         wait_for_line(up, "serves")

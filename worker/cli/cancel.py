@@ -11,6 +11,7 @@ from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.unfinished import unfinished_jobs
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
+from mlx_rq.worker.cli.job_ids import whole_ids
 
 _NOTHING = "Nothing was cancelled."
 
@@ -41,10 +42,12 @@ def cancel(
     """End jobs without an answer, whether they wait or run.
 
     \b
-        mlx-rq cancel JOB_ID JOB_ID
+        mlx-rq cancel JOB_ID JOB_ID                or how their ids begin; - for a pipe
         mlx-rq cancel --queued                     all that wait
         mlx-rq cancel --model ID [--queued]        all of a model
         mlx-rq cancel --batch answers.jsonl        all of a batch
+
+    Exits with 0, also where jobs had ended before; 1 where one is not known.
     """
     many = queued or model is not None or batch is not None
     if many == bool(job_ids):
@@ -93,7 +96,7 @@ def _cancel_many(
 
 def _cancel_named(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     connection = connect(redis_url)
-    distinct = list(dict.fromkeys(job_ids))
+    distinct = whole_ids(job_ids, redis_url)
     with reachable(connection):
         cancelled = cancel_jobs(connection, distinct)
     known = [job_id for job_id in distinct if job_id not in cancelled.unknown]

@@ -1,7 +1,7 @@
 """Commands for producers: submit, result, status. They need Redis, not MLX."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -9,15 +9,17 @@ import click
 from rich.console import Console
 
 from mlx_rq.jobs.client import submit as submit_module
-from mlx_rq.jobs.client.job import fetch
-from mlx_rq.jobs.openai.answers import said_in
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.status import status as status_of_all
 from mlx_rq.jobs.queue.trace import trace as trace_of
+from mlx_rq.worker.cli.answers import follow_job, print_result
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
+from mlx_rq.worker.cli.job_ids import STDIN, find_job, read_stdin
 from mlx_rq.worker.cli.job_options import job_options
 from mlx_rq.worker.cli.status_view import plain, view
+
+FOLLOW_OR_JSON = "--follow prints text as it comes, --json one object at the end: take one of them"
 
 
 def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -47,7 +49,10 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 @click.command()
 @click.argument("text", required=False)
 @option(
-    "--body", type=click.File(encoding="utf-8-sig"), help="The whole body as JSON; - for pipes."
+    "-f",
+    "--body",
+    type=click.File(encoding="utf-8-sig"),
+    help="The whole body as JSON; - for pipes.",
 )
 @option("--system", metavar="TEXT", help="A system message before the text.")
 @option("--completion", is_flag=True, help="Continue TEXT as it stands, instead of a chat turn.")
@@ -58,6 +63,7 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 @job_options()
 @option("--idempotency-key", metavar="KEY", help="Same key and body: the same job, not a second.")
 @option("--wait", is_flag=True, help="Wait for the answer and print it.")
+@option("--follow", is_flag=True, help="Print the answer's text as it is generated.")
 @json_option
 @redis_option
 def submit(
@@ -68,18 +74,28 @@ def submit(
     model: str | None,
     parameter: tuple[str, ...],
     wait: bool,
+    follow: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Put one job into the queue and print its id.
 
-    TEXT is a chat turn, or with --completion a text to be continued. Example:
+    TEXT is a chat turn, or with --completion a text to be continued; - reads a pipe.
 
+    \b
         mlx-rq submit "Name a colour" -p max_completion_tokens=20 --wait
+        mlx-rq submit -f body.json --follow
+        git diff | mlx-rq submit - --system "Write a commit message." --wait
+
+    Exits with 0 where the job was taken (with --wait or --follow: answered), else with 1.
     """
-    fields = _read_body(body) if body else {}
+    if follow and as_json:
+        raise click.UsageError(FOLLOW_OR_JSON)
     if completion and system is not None:
         raise click.UsageError("--system goes with a chat, not with --completion")
+    if text == STDIN:
+        text = read_stdin() if completion else read_stdin().rstrip("\n")
+    fields = _read_body(body) if body else {}
     if text is not None and completion:
         fields["prompt"] = text
     elif text is not None:
@@ -90,10 +106,14 @@ def submit(
     if model is not None:
         fields["model"] = model
     fields.update(parse_parameters(parameter))
-    job = submit_module.submit(fields, **options)
-    if wait:
+    job = submit_module.submit(fields, stream=follow, **options)
+    if wait or follow:
         when_interrupted(_goes_on(job.id))
-        _print_result(job.result(), as_json)
+    if follow:
+        follow_job(job)
+        return
+    if wait:
+        print_result(job.result(), as_json)
         return
     info = job.info()
     if as_json:
@@ -116,40 +136,39 @@ def submit(
     show_default="no limit",
 )
 @option("--no-wait", is_flag=True, help="Only look: exit 1 where there is no result yet.")
+@option("--follow", is_flag=True, help="Print the text as it comes, if submitted with --follow.")
 @json_option
 @redis_option
 def result(
-    job_id: str, timeout: float | None, no_wait: bool, as_json: bool, redis_url: str | None
+    job_id: str,
+    timeout: float | None,
+    no_wait: bool,
+    follow: bool,
+    as_json: bool,
+    redis_url: str | None,
 ) -> None:
     """Wait for the answer of a job and print it: its text, or where it calls tools, the calls.
 
-    With --json, the whole object.
+    With --json, the whole object. The first characters of the id are enough; - reads it from a
+    pipe.
+
+    Exits with 0 where there is an answer, 1 where the job failed, was cancelled, is not known, or
+    has no result in time.
     """
-    job = fetch(job_id, redis_url=redis_url)
+    if follow and as_json:
+        raise click.UsageError(FOLLOW_OR_JSON)
+    if follow and (no_wait or timeout is not None):
+        raise click.UsageError("--follow waits for the end: leave --no-wait and --timeout out")
+    job = find_job(job_id, redis_url)
     when_interrupted(_goes_on(job.id))
-    _print_result(job.result(timeout=0 if no_wait else timeout), as_json)
+    if follow:
+        follow_job(job)
+        return
+    print_result(job.result(timeout=0 if no_wait else timeout), as_json)
 
 
 def _goes_on(job_id: str) -> str:
     return f"Stopped waiting. The job goes on: `mlx-rq result {job_id}` has its answer."
-
-
-def _print_result(response: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(response)
-        return
-    for answer in _answers(response):
-        click.echo(answer)
-
-
-def _answers(response: Mapping[str, Any]) -> Iterator[str]:
-    """Gives the text of each choice, or the tool calls as JSON where it has no text."""
-    for said in said_in(response):
-        yield _text_or_calls(said.text, said.calls)
-
-
-def _text_or_calls(text: str | None, calls: Any) -> str:
-    return json.dumps(calls, ensure_ascii=False, indent=2) if calls and not text else text or ""
 
 
 @click.command()
@@ -157,9 +176,9 @@ def _text_or_calls(text: str | None, calls: Any) -> str:
 @json_option
 @redis_option
 def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
-    """Show one job, or the queues and the workers."""
+    """Show one job, by its id or how that begins, or the queues and the workers."""
     if job_id is not None:
-        info = fetch(job_id, redis_url=redis_url).info()
+        info = find_job(job_id, redis_url).info()
         if as_json:
             print_json(info)
         else:

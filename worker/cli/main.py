@@ -9,6 +9,7 @@ Nothing here needs MLX when it is imported; commands that do import it when they
 import errno
 import json
 import logging
+import os
 import sys
 from typing import Any
 
@@ -111,11 +112,17 @@ def _words(error: Exception) -> str:
     default="info",
     help="How much is said on standard error.",
 )
-def main(log_level: str) -> None:
+@click.pass_context
+def main(context: click.Context, log_level: str) -> None:
     """Asynchronous language-model jobs on Apple silicon.
 
     Start with `mlx-rq demo`, or `mlx-rq up` and then `mlx-rq submit "Hello"`.
+
+    Exits with 0 where all went well, 1 where something failed, which standard error (with --json,
+    standard output) says, 2 where the command line is wrong. NO_COLOR is heeded.
     """
+    if os.environ.get("NO_COLOR"):
+        context.color = False
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

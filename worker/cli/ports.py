@@ -1,7 +1,17 @@
-"""Which ports of this machine are free to listen on."""
+"""Which ports of this machine are free to listen on, and the option that names one."""
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+
+import click
+
+from mlx_rq.worker.cli.common import Command, option
+
+DEFAULT_HTTP_PORT = 8000
+
+OLD_NAMES = {"token_normalize_func": lambda name: {"http-port": "port"}.get(name, name)}
+"""Settings of a command that takes the HTTP port under its old name, too, which no help shows."""
 
 _ANSWER_SECONDS = 1.0
 
@@ -35,3 +45,14 @@ def _can_bind(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def http_port_option(least: int) -> Callable[[Command], Command]:
+    """Declares `--port`, of the HTTP server."""
+    return option(
+        "--port",
+        type=click.IntRange(least, 65535),
+        default=DEFAULT_HTTP_PORT,
+        envvar=["MLX_RQ_PORT", "MLX_RQ_HTTP_PORT"],
+        help="The port of the HTTP server.",
+    )

@@ -9,14 +9,12 @@ from mlx_rq.jobs.queue.connection import connect
 from mlx_rq.jobs.queue.eviction import warn_of_eviction
 from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
 from mlx_rq.worker.cli.common import data_folder, default_of, needs_extra, option, redis_option
-from mlx_rq.worker.cli.ports import is_answered
-
-DEFAULT_HTTP_PORT = 8000
+from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_answered
 
 
-@click.command()
+@click.command(context_settings=OLD_NAMES)
 @option("--host", default="127.0.0.1", help="The address to listen on.")
-@option("--http-port", type=click.IntRange(0, 65535), default=DEFAULT_HTTP_PORT)
+@http_port_option(0)
 @option(
     "--api-key-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -87,7 +85,7 @@ DEFAULT_HTTP_PORT = 8000
 def serve(
     context: click.Context,
     host: str,
-    http_port: int,
+    port: int,
     api_key_file: Path | None,
     data_dir: Path | None,
     allow_origin: tuple[str, ...],
@@ -122,15 +120,15 @@ def serve(
     )
     log_level = (context.parent.params if context.parent else {}).get("log_level", "info")
     warn_of_eviction(connect(redis_url))
-    server = make_server(settings, host, http_port, log_level)
-    if http_port and is_answered(http_port, host):
+    server = make_server(settings, host, port, log_level)
+    if port and is_answered(port, host):
         raise click.ClickException(
-            f"--http-port {http_port} is taken, perhaps by an HTTP server that runs already: "
+            f"--port {port} is taken, perhaps by an HTTP server that runs already: "
             "choose another port."
         )
     server.run()
     if not server.started:
-        raise click.ClickException(f"the HTTP server did not open on {host}:{http_port}")
+        raise click.ClickException(f"the HTTP server did not open on {host}:{port}")
 
 
 COMMANDS = (serve,)

@@ -16,9 +16,8 @@ from mlx_rq.worker.cli.common import data_folder, needs_extra, option
 from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.models import asked_models
-from mlx_rq.worker.cli.ports import is_free
+from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
-from mlx_rq.worker.cli.serve import DEFAULT_HTTP_PORT
 from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
 from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
 from mlx_rq.worker.cli.worker import data_dir_option, worker_options
@@ -29,18 +28,18 @@ _LOOK_SECONDS = 0.2
 Process = subprocess.Popen[bytes]
 
 
-@click.command()
+@click.command(context_settings=OLD_NAMES)
 @worker_options
-@option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
+@http_port_option(1)
+@option("--queue-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
 @data_dir_option("Where the queue's data lasts.")
 @option("--http/--no-http", default=True, help="Open the HTTP server too, on loopback.")
-@option("--http-port", type=click.IntRange(1, 65535), default=DEFAULT_HTTP_PORT)
 @option("--show-content", is_flag=True, help="Have the server's page show prompts and answers.")
 def up(
     port: int,
+    queue_port: int,
     data_dir: Path | None,
     http: bool,
-    http_port: int,
     show_content: bool,
     **options: Any,
 ) -> None:
@@ -60,21 +59,21 @@ def up(
     with stopped_by_signals(), ExitStack() as running:
         # The queue goes when all who use it have gone: this process, the server and the worker.
         unused, used = running.enter_context(pipe())
-        valkey = embedded_valkey(folder / FOLDER, port, stop_after=unused)
+        valkey = embedded_valkey(folder / FOLDER, queue_port, stop_after=unused)
         url = running.enter_context(valkey)
         _say_where(url, folder)
         running.enter_context(living_line(url))  # before the children, whose log goes above it
         server = None
         if http:
-            _check_http_port(http_port)
+            _check_http_port(port)
             names = dict.fromkeys(name for one in asked for name in (one.model, *one.names))
-            serve: dict[str, Any] = {"http_port": http_port, "data_dir": folder}
+            serve: dict[str, Any] = {"port": port, "data_dir": folder}
             serve |= {"model": tuple(names), "show_content": show_content}
             server = running.enter_context(
                 child_process("serve", url, serve, log_level="warning", holds=[used])
             )
-            click.echo(f"server: http://127.0.0.1:{http_port}/v1", err=True)
-            click.echo(f"page:   http://127.0.0.1:{http_port}/", err=True)
+            click.echo(f"server: http://127.0.0.1:{port}/v1", err=True)
+            click.echo(f"page:   http://127.0.0.1:{port}/", err=True)
         worker = running.enter_context(
             child_process("worker", url, {**options, "data_dir": folder}, holds=[used])
         )
@@ -86,7 +85,7 @@ def up(
 def _check_http_port(port: int) -> None:
     if not is_free(port):
         raise click.ClickException(
-            f"--http-port {port} is taken, perhaps by an HTTP server that runs already: choose "
+            f"--port {port} is taken, perhaps by an HTTP server that runs already: choose "
             "another port, or --no-http."
         )
 

@@ -100,7 +100,7 @@ def _own(file: IO[bytes], data_dir: Path) -> None:
         raise RedisUnavailable(
             f"An embedded Valkey runs on {data_dir} already, started by process "
             f"{file.read().decode() or '?'}. `mlx-rq worker` and `mlx-rq submit` find it by "
-            "themselves; or choose another --data-dir and --port."
+            "themselves; or choose another --data-dir and --queue-port."
         )
     file.truncate(0)
     file.write(str(os.getpid()).encode())
@@ -144,7 +144,8 @@ def _url(data_dir: Path, port: int | None) -> str:
     elif not is_free(port):
         raise RedisUnavailable(
             f"Port {port} is taken, perhaps by a Redis that runs already. Use that one "
-            f"(mlx-rq worker --redis-url redis://localhost:{port}/0), or choose another --port."
+            f"(mlx-rq worker --redis-url redis://localhost:{port}/0), or choose another "
+            "--queue-port."
         )
     file = data_dir / URL_FILE
     password = None

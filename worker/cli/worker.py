@@ -225,7 +225,11 @@ def worker_options(function: Command) -> Command:
 def worker(
     context: click.Context, /, unsupervised: bool, redis_url: str | None, **options: Any
 ) -> None:
-    """Generate the jobs of one model, or of several, until told to stop (Ctrl-C or SIGTERM)."""
+    """Generate the jobs of one model, or of several, until told to stop (Ctrl-C or SIGTERM).
+
+    Exits with 0 where it was told to, or has done what --burst or --max-jobs asked for; 73 where
+    another worker has its --name; else with 1.
+    """
     with needs_extra("worker"):
         import mlx_lm  # noqa: F401 (found missing here, not in a child)
     try:

@@ -32,10 +32,10 @@ def test_neither_valkey_nor_the_http_server_takes_it(containers_port: int, tmp_p
     valkey = embedded_valkey(tmp_path, port=containers_port)
     with pytest.raises(RedisUnavailable, match=f"Port {containers_port} is taken"), valkey:
         pass
-    arguments = ["serve", "--http-port", str(containers_port), "--data-dir", str(tmp_path)]
+    arguments = ["serve", "--port", str(containers_port), "--data-dir", str(tmp_path)]
     refused = CliRunner().invoke(main, arguments)
     assert refused.exit_code == 1
-    assert f"Error: --http-port {containers_port} is taken, perhaps by an HTTP" in refused.output
+    assert f"Error: --port {containers_port} is taken, perhaps by an HTTP" in refused.output
 
 
 def test_a_port_that_nobody_has_is_free_also_just_after_its_last_connection() -> None:
