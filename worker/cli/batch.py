@@ -33,6 +33,7 @@ from mlx_rq.worker.cli.batch_files import (
 from mlx_rq.worker.cli.batch_forecast import forecast
 from mlx_rq.worker.cli.batch_progress import stopped, watching
 from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.completion import complete_served
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
 
 NOT_FINISHED = 2
@@ -64,7 +65,13 @@ def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> 
 @option("--system", envvar=None, metavar="TEMPLATE", help="A system message before the prompt.")
 @option("--schema", type=_schema_file, help="A JSON schema that the answers follow.")
 @option("--id-column", metavar="NAME", help="The column that names a row.", show_default="row-<n>")
-@option("--model", envvar=None, metavar="ID", help="Which model answers, over what the lines say.")
+@option(
+    "--model",
+    envvar=None,
+    metavar="ID",
+    shell_complete=complete_served,
+    help="Which model answers, over what the lines say.",
+)
 @click.option(
     "-p", "--parameter", multiple=True, metavar="NAME=VALUE", help="Any field of all bodies."
 )

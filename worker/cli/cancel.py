@@ -11,6 +11,7 @@ from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.unfinished import unfinished_jobs
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
+from mlx_rq.worker.cli.completion import complete_job, complete_served
 from mlx_rq.worker.cli.job_ids import whole_ids
 
 _NOTHING = "Nothing was cancelled."
@@ -18,9 +19,11 @@ _NOTHING = "Nothing was cancelled."
 
 # Not from the environment: what is cancelled is said each time.
 @click.command()
-@click.argument("job_ids", nargs=-1)
+@click.argument("job_ids", nargs=-1, shell_complete=complete_job)
 @click.option("--queued", is_flag=True, help="All jobs that wait; what runs goes on.")
-@click.option("--model", metavar="ID", help="All jobs of this model.")
+@click.option(
+    "--model", metavar="ID", shell_complete=complete_served, help="All jobs of this model."
+)
 @click.option(
     "--batch",
     type=click.Path(path_type=Path),

@@ -28,13 +28,52 @@ else:  # generic only from click 8.4 on
     Number = NumberOrWord = click.ParamType
 
 
-def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declares an option that the environment can also set, as MLX_RQ_<ITS NAME>.
+CONFIGURATION = "mlx_rq.configuration"
+"""Where the contexts of commands have what the configuration files say."""
 
-    `envvar=None` makes one that it cannot set.
+
+class ConfigurableOption(click.Option):
+    """An option that configuration files can set; errors about their values name the file."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Converts a value; raises BadParameter."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            if (file := self.file_of_value(ctx)) is not None:
+                raise click.BadParameter(f"{error.message} (from {file})", ctx, self) from None
+            raise
+
+    def file_of_value(self, context: click.Context) -> str | None:
+        """Says which file the value comes from; None where it comes from none."""
+        if (
+            context.get_parameter_source(str(self.name))
+            is not click.core.ParameterSource.DEFAULT_MAP
+        ):
+            return None
+        words: list[str] = []
+        at: click.Context | None = context
+        while at is not None and at.parent is not None:
+            words.insert(0, str(at.info_name))
+            at = at.parent
+        configuration = context.meta[CONFIGURATION]
+        setting = configuration.of(" ".join(words), {long_name(self): self})[long_name(self)]
+        return str(setting.source)
+
+
+def long_name(option: click.Option) -> str:
+    """Gives an option's name without its dashes, as configuration files have it."""
+    return next(name for name in option.opts if name.startswith("--")).removeprefix("--")
+
+
+def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Declares an option that files and the environment can also set, as MLX_RQ_<ITS NAME>.
+
+    `envvar=None` makes one that the environment cannot set.
     """
-    long_name = next(name for name in names if name.startswith("--"))
-    variable = long_name.split("/")[0].removeprefix("--").replace("-", "_").upper()
+    flag = next(name for name in names if name.startswith("--"))
+    variable = flag.split("/")[0].removeprefix("--").replace("-", "_").upper()
+    settings.setdefault("cls", ConfigurableOption)
     settings.setdefault("show_default", True)
     settings.setdefault("envvar", f"{ENVIRONMENT_PREFIX}_{variable}")
     return click.option(*names, **settings)

@@ -15,6 +15,7 @@ from mlx_rq.jobs.queue.status import status as status_of_all
 from mlx_rq.jobs.queue.trace import trace as trace_of
 from mlx_rq.worker.cli.answers import follow_job, print_result
 from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
+from mlx_rq.worker.cli.completion import complete_job, complete_served
 from mlx_rq.worker.cli.job_ids import STDIN, find_job, read_stdin
 from mlx_rq.worker.cli.job_options import job_options
 from mlx_rq.worker.cli.status_view import plain, view
@@ -56,7 +57,12 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 )
 @option("--system", metavar="TEXT", help="A system message before the text.")
 @option("--completion", is_flag=True, help="Continue TEXT as it stands, instead of a chat turn.")
-@option("--model", metavar="ID", help="Which model answers; without it, any worker's.")
+@option(
+    "--model",
+    metavar="ID",
+    shell_complete=complete_served,
+    help="Which model answers; without it, any worker's.",
+)
 @click.option(
     "-p", "--parameter", multiple=True, metavar="NAME=VALUE", help="Any field of the body."
 )
@@ -125,7 +131,7 @@ def submit(
 
 
 @click.command()
-@click.argument("job_id")
+@click.argument("job_id", shell_complete=complete_job)
 # Not from the environment, where that is how long a submitted job's attempt may take.
 @option(
     "--timeout",
@@ -172,7 +178,7 @@ def _goes_on(job_id: str) -> str:
 
 
 @click.command()
-@click.argument("job_id", required=False)
+@click.argument("job_id", required=False, shell_complete=complete_job)
 @json_option
 @redis_option
 def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
@@ -196,12 +202,12 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
 
 
 @click.command()
-@click.argument("job_id")
+@click.argument("job_id", shell_complete=complete_job)
 @json_option
 @redis_option
 def trace(job_id: str, as_json: bool, redis_url: str | None) -> None:
     """Show what happened to a job, step by step, and when."""
-    job = fetch(job_id, redis_url=redis_url)
+    job = find_job(job_id, redis_url)
     connection = connect(redis_url)
     with reachable(connection):
         events = trace_of(connection, job.id)

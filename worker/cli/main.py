@@ -1,4 +1,4 @@
-"""The command line: `mlx-rq`. Options can also come from the environment (MLX_RQ_…).
+"""The command line: `mlx-rq`. Options can also come from the environment (MLX_RQ_…) and from files.
 
 Not so those that say what is asked of single jobs, where another command's option of that name
 would be taken for it (`batch --model`), nor those that change what lasts (`limits`).
@@ -24,8 +24,22 @@ from mlx_rq.jobs.openai.errors import (
     error_object,
 )
 from mlx_rq.jobs.openai.sizes import max_body_bytes
-from mlx_rq.worker.cli import batch, cancel, demo, jobs, model, queue, serve, top, up, worker
+from mlx_rq.worker.cli import (
+    batch,
+    cancel,
+    completion,
+    config,
+    demo,
+    jobs,
+    model,
+    queue,
+    serve,
+    top,
+    up,
+    worker,
+)
 from mlx_rq.worker.cli.common import AS_JSON, WHEN_INTERRUPTED, option
+from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.processes import stop_with_parent
 from mlx_rq.worker.cli.signals import ToldToStop
 
@@ -106,6 +120,7 @@ def _words(error: Exception) -> str:
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlx-rq")
+@profile_option
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -133,6 +148,6 @@ def main(context: click.Context, log_level: str) -> None:
         logging.getLogger(noisy).setLevel("WARNING")
 
 
-for module in (up, worker, serve, demo, jobs, top, cancel, batch, queue, model):
+for module in (up, worker, serve, demo, jobs, top, cancel, batch, queue, model, config, completion):
     for command in module.COMMANDS:
         main.add_command(command)

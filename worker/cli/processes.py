@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
+from mlx_rq.worker.cli.config_files import FILES_VARIABLE
 from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
 
 PARENT_VARIABLE = "MLX_RQ_PARENT_PIPE"
@@ -51,9 +52,13 @@ def program_of(command: str, options: Mapping[str, Any], log_level: str) -> list
     return program + _arguments(options)
 
 
-def environment_with(redis_url: str) -> dict[str, str]:
-    """Our own, with the URL: that may hold a password, and command lines are for all to see."""
-    return {**os.environ, URL_VARIABLE: redis_url}
+def environment_with(redis_url: str, command: str) -> dict[str, str]:
+    """Our own, with the URL: that may hold a password, and command lines are for all to see.
+
+    A worker's command line says all that counts: it reads no configuration files of its own.
+    """
+    unread = {FILES_VARIABLE: ""} if command == "worker" else {}
+    return {**os.environ, **unread, URL_VARIABLE: redis_url}
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def child_process(
     program = program_of(command, options, log_level)
     process = None
     with pipe() as (told, _):
-        environment = {**environment_with(redis_url), PARENT_VARIABLE: str(told)}
+        environment = {**environment_with(redis_url, command), PARENT_VARIABLE: str(told)}
         try:
             with undisturbed():
                 process = _start(program, environment, [told, *holds])

@@ -23,6 +23,7 @@ from mlx_rq.worker.cli.common import (
     option,
     redis_option,
 )
+from mlx_rq.worker.cli.completion import complete_model
 from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.models import DEMO_MODEL, AskedModel, asked_models, served_models
 from mlx_rq.worker.cli.pause_options import awake_unless, pause_of, pause_options
@@ -82,6 +83,7 @@ _worker_options = (
         type=_ModelName(),
         multiple=True,
         show_default=DEMO_MODEL,
+        shell_complete=complete_model,
         help="A known name, a folder, or a hub id. Of several, one is loaded at a time.",
     ),
     option(
@@ -263,7 +265,7 @@ def _supervise(context: click.Context, redis_url: str, name: str | None, **optio
             new_connection(redis_url),
             name,
             machine=machine(options["data_dir"] or default_data_dir()),
-            environment=environment_with(redis_url),
+            environment=environment_with(redis_url, "worker"),
             options=SupervisorOptions(stall=options["stall"]),
         ).run()
 
