@@ -40,6 +40,7 @@ from mlx_rq.worker.cli import (
 )
 from mlx_rq.worker.cli.common import AS_JSON, WHEN_INTERRUPTED, option
 from mlx_rq.worker.cli.config import profile_option
+from mlx_rq.worker.cli.doctor import command as doctor
 from mlx_rq.worker.cli.processes import stop_with_parent
 from mlx_rq.worker.cli.signals import ToldToStop
 
@@ -148,6 +149,10 @@ def main(context: click.Context, log_level: str) -> None:
         logging.getLogger(noisy).setLevel("WARNING")
 
 
-for module in (up, worker, serve, demo, jobs, top, cancel, batch, queue, model, config, completion):
+_RUNNING = (up, worker, serve, demo)
+_ASKING = (jobs, top, cancel, batch, queue)
+_SETTING_UP = (model, config, completion, doctor)
+
+for module in (*_RUNNING, *_ASKING, *_SETTING_UP):
     for command in module.COMMANDS:
         main.add_command(command)

@@ -1,0 +1,1 @@
+"""What `mlx-rq doctor` looks at: each finding says what is so, and what to do about it."""
