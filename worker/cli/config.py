@@ -29,7 +29,7 @@ from mlx_rq.worker.cli.config_files import (
 )
 
 PROFILE_VARIABLE = "MLX_RQ_PROFILE"
-_EXPORTED_HERE = "mlx_rq.exported"
+EXPORTED_HERE = "mlx_rq.exported"
 
 
 def profile_option(command: Command) -> Command:
@@ -65,7 +65,7 @@ def _configure(context: click.Context, _: click.Parameter, profile: str | None) 
         exported[PROFILE_VARIABLE] = profile  # for the server that `up` starts
     before = {name: os.environ.get(name) for name in exported}
     os.environ.update(exported)
-    context.meta[_EXPORTED_HERE] = frozenset(exported)
+    context.meta[EXPORTED_HERE] = frozenset(exported)
     context.call_on_close(lambda: _restore(before))
 
 
@@ -112,7 +112,7 @@ def show(context: click.Context, command: tuple[str, ...], as_json: bool) -> Non
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(f"{ENVIRONMENT_PREFIX}_") and name not in context.meta[_EXPORTED_HERE]
+        if name.startswith(f"{ENVIRONMENT_PREFIX}_") and name not in context.meta[EXPORTED_HERE]
     }
     name = " ".join(command)
     if name and name not in commands:

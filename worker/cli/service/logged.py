@@ -1,0 +1,36 @@
+"""Runs a command with its output in a file that is rotated, where the system does not do that."""
+
+import logging
+import signal
+import subprocess
+from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import FrameType
+
+_MOST_BYTES = 10_000_000
+_KEPT = 5
+
+
+def run_logged(program: Sequence[str], log: Path, most_bytes: int = _MOST_BYTES) -> int:
+    """Runs a program until it ends; returns its exit code. SIGTERM and SIGINT are handed on."""
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handler = RotatingFileHandler(
+        log, maxBytes=most_bytes, backupCount=_KEPT, encoding="utf-8", errors="replace"
+    )
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGTERM)
+
+    before = {one: signal.signal(one, hand_on) for one in (signal.SIGTERM, signal.SIGINT)}
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            text = line.decode(errors="replace").rstrip("\n")
+            handler.emit(logging.makeLogRecord({"msg": text}))
+        return process.wait()
+    finally:
+        for number, how in before.items():
+            signal.signal(number, how)
+        handler.close()
