@@ -32,10 +32,11 @@ _LOOK_SECONDS = 0.05
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @data_dir_option("Where the queue's data lasts.")
 def backup(file: Path, data_dir: Path | None) -> None:
-    """Write all that the embedded queue holds at this moment into FILE, while it runs or not.
+    """Write the embedded queue into FILE, while it runs.
 
-    Only you can read FILE: prompts and answers are in it. Files and batches of the HTTP server lie
-    beside the queue, in the data folder, and are not.
+    That is all that it holds at this moment; it need not run. Only you can read FILE: prompts and
+    answers are in it. Files and batches of the HTTP server lie beside the queue, in the data
+    folder, and are not.
     """
     if not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}")
@@ -86,10 +87,10 @@ def _count(connection: Redis) -> int:
 @data_dir_option("Where the queue's data lasts.")
 @option("--yes", envvar=None, is_flag=True, help="Do not ask.")
 def restore(file: Path, data_dir: Path | None, yes: bool) -> None:
-    """Put what `backup` wrote in the place of the embedded queue, which must not run.
+    """Bring back what `backup` wrote.
 
-    What the queue held is kept beside it. Jobs that ran at the time of the backup wait again once a
-    worker lives.
+    It takes the place of the embedded queue, which must not run. What the queue held is kept
+    beside it. Jobs that ran at the time of the backup wait again once a worker lives.
     """
     folder = data_folder(data_dir) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)

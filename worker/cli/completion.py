@@ -17,6 +17,7 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import has_sentinels, resolve_url
 from mlx_rq.jobs.queue.job_ids import ids_that_begin
+from mlx_rq.worker.cli.common import DEMO_MODEL
 
 _SECONDS = 0.5
 _MOST = 50
@@ -36,8 +37,6 @@ def complete_model(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Offers the models that can be loaded: the demo's, those in the hub's cache, and folders."""
-    from mlx_rq.worker.cli.worker import DEMO_MODEL
-
     names = [DEMO_MODEL, *cached_models()]
     offered = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return [*offered, CompletionItem(incomplete, type="dir")]
@@ -84,7 +83,9 @@ def _quick_redis(context: click.Context) -> Iterator[Redis]:
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, options, models and job ids.
+    """Print what makes a shell complete words of mlx-rq.
+
+    Commands, options, files, models, ids of jobs.
 
     \b
         eval "$(mlx-rq completion bash)"       in ~/.bashrc (bash 4.4 or later)

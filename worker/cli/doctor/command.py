@@ -52,7 +52,7 @@ def doctor(
     as_json: bool,
     redis_url: str | None,
 ) -> None:
-    """Look at this machine, the queue and the workers, and say what to do.
+    """Look at machine, queue and workers, and say what to do.
 
     Exits with 0 where nothing is wrong, warnings or not; with 1 where something is.
     """
