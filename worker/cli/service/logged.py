@@ -18,14 +18,22 @@ def run_logged(program: Sequence[str], log: Path, most_bytes: int = _MOST_BYTES)
     handler = RotatingFileHandler(
         log, maxBytes=most_bytes, backupCount=_KEPT, encoding="utf-8", errors="replace"
     )
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process: subprocess.Popen[bytes] | None = None
+    told = False
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGTERM)
+        nonlocal told
+        told = True
+        if process is not None:
+            process.terminate()
 
+    # Before the program starts: a signal that came in between would end this process alone.
     before = {one: signal.signal(one, hand_on) for one in (signal.SIGTERM, signal.SIGINT)}
-    assert process.stdout is not None
     try:
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if told:
+            process.terminate()
+        assert process.stdout is not None
         for line in process.stdout:
             text = line.decode(errors="replace").rstrip("\n")
             handler.emit(logging.makeLogRecord({"msg": text}))
