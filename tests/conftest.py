@@ -21,6 +21,7 @@ def pytest_configure() -> None:
     Processes that tests start would ignore them, too. Workers that tests start check themselves.
     """
     os.environ.setdefault("MLX_RQ_CHECK", "1")
+    os.environ.setdefault("MLX_RQ_CONFIG", "")  # the user's own files are none of a test's
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
