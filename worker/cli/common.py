@@ -19,8 +19,6 @@ from mlx_rq.worker.cli.machine import why_not_here
 
 ENVIRONMENT_PREFIX = "MLX_RQ"
 
-DEMO_MODEL = "smollm2"
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import has_sentinels, resolve_url
 from mlx_rq.jobs.queue.job_ids import ids_that_begin
-from mlx_rq.worker.cli.common import DEMO_MODEL
+from mlx_rq.worker.cli.models import DEMO_MODEL
 
 _SECONDS = 0.5
 _MOST = 50

@@ -14,7 +14,6 @@ from mlx_rq.jobs.queue.connection import new_connection, reachable, resolve_url
 from mlx_rq.jobs.queue.discovery import default_data_dir
 from mlx_rq.jobs.queue.eviction import warn_of_eviction
 from mlx_rq.worker.cli.common import (
-    DEMO_MODEL,
     ByteCount,
     Command,
     Duration,

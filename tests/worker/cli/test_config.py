@@ -52,7 +52,7 @@ def test_each_counts_more_than_the_one_before(run: Callable[..., Result], tmp_pa
     folders("grace = 2\nstall = 62\nlease = 12\n")
     said = of(run("config", "show", "worker", "--json", MLX_RQ_STALL="63"))
     home = str(tmp_path / "home/mlx-rq/config.toml")
-    assert said["model"] == ("users", home)
+    assert said["model"] == (["users"], home)
     assert said["grace"] == ("2", "mlx-rq.toml")
     assert said["stall"] == ("63", "MLX_RQ_STALL of the environment")
     assert said["window"] == (1024, "default")
@@ -61,7 +61,8 @@ def test_each_counts_more_than_the_one_before(run: Callable[..., Result], tmp_pa
     worker = main.commands["worker"]
     with main.make_context("mlx-rq", ["worker"]) as context:
         seen = worker.make_context("worker", ["--lease", "13"], parent=context).params
-    assert (seen["model"], seen["grace"], seen["stall"], seen["lease"]) == ("users", 2.0, 62.0, 13)
+    assert (seen["model"], seen["grace"]) == (("users",), 2.0)
+    assert (seen["stall"], seen["lease"]) == (62.0, 13)
 
 
 def test_a_profile_counts_more_than_all_that_stands_outside(run: Callable[..., Result]) -> None:
