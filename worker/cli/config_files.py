@@ -63,7 +63,7 @@ class Configuration:
         """Gives what counts for a command, by the names of its options."""
         tables = (SHARED, *_TAKES_TOO.get(command, ()), command)
         return {
-            one.key: one
+            one.key: one._replace(value=_for(options[one.key], one.value))
             for one in self.settings
             if one.command in tables and one.key in options and _may(one, options[one.key])
         }
@@ -75,7 +75,17 @@ class Configuration:
 
 
 def _may(setting: Setting, option: ConfigurableOption) -> bool:
-    return setting.command != SHARED or option.envvar is not None
+    """Tells whether a setting is for an option: one of all commands may not be for each."""
+    if setting.command == SHARED and option.envvar is None:
+        return False
+    return option.multiple or not isinstance(setting.value, list) or len(setting.value) == 1
+
+
+def _for(option: ConfigurableOption, value: Any) -> Any:
+    """Gives a value as an option takes it: commands differ in whether it may be given twice."""
+    if option.multiple:
+        return value if isinstance(value, list) else [value]
+    return value[0] if isinstance(value, list) else value
 
 
 def config_files() -> tuple[Path, ...]:
@@ -202,12 +212,12 @@ def _wrong(path: Path, message: str) -> click.ClickException:
 def configurable(group: click.Group) -> dict[str, Options]:
     """Names the options of each command that files may set; those of all under SHARED."""
     commands = {name: _options(command) for name, command in _commands(group)}
-    every = [
-        (key, one)
-        for options in (_options(group), *commands.values())
-        for key, one in options.items()
-    ]
-    return {SHARED: {key: one for key, one in every if one.envvar is not None}, **commands}
+    shared: dict[str, ConfigurableOption] = {}
+    for options in (_options(group), *commands.values()):
+        for key, one in options.items():
+            if one.envvar is not None and (key not in shared or one.multiple):
+                shared[key] = one
+    return {SHARED: shared, **commands}
 
 
 def _commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -57,6 +57,7 @@ def test_each_counts_more_than_the_one_before(run: Callable[..., Result], tmp_pa
     assert said["stall"] == ("63", "MLX_RQ_STALL of the environment")
     assert said["window"] == (1024, "default")
 
+    assert of(run("config", "show", "submit", "--json"))["model"][0] == "users"  # there, only one
     seen: dict[str, Any] = {}
     worker = main.commands["worker"]
     with main.make_context("mlx-rq", ["worker"]) as context:
