@@ -63,6 +63,9 @@ class InstantEngine:
     def close(self) -> None:
         """It has nothing to free."""
 
+    def generated(self) -> dict[str, int]:
+        return {}
+
     def partial(self, task_ids: Collection[str]) -> dict[str, Sequence[Partial]]:
         return {}
 

@@ -1,7 +1,6 @@
 """Commands for producers: submit, result, status. They need Redis, not MLX."""
 
 import json
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TextIO
 

@@ -44,6 +44,22 @@ from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.doctor import command as doctor
 from mlx_rq.worker.cli.processes import stop_with_parent
 from mlx_rq.worker.cli.service import command as service
+from mlx_rq.worker.cli.signals import ToldToStop
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
+
+_QUEUE_LASTS = "Stopped. Jobs that were accepted stay in the queue, and go on at the next start."
+
+_INTERRUPTED_WORDS = {
+    "cancel": "Stopped. Look with `mlx-rq status` which jobs are cancelled.",
+    "demo": "Stopped. The demo's queue and its jobs are gone.",
+    "model": "Stopped. No model was changed; the same command begins again.",
+    "serve": "Stopped the HTTP server. Jobs that it took stay in the queue, and go on.",
+    "submit": "Stopped before it was known whether the job is in the queue.",
+    "up": _QUEUE_LASTS,
+    "worker": _QUEUE_LASTS,
+}
 
 
 class _Group(click.Group):
