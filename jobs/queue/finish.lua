@@ -18,13 +18,15 @@ local record = attempt('HMGET', job, 'status', 'worker_name', 'meta')
 local status = record and record[1]
 if not status then return {'missing'} end
 local ending = ending_of(result)
-if ending then return {ending} end
-if is_settled(status) then return {status} end
+if is_settled(status) or ending then return {is_settled(status) and status or ending} end
 -- The registry may have been something else meanwhile, and is made anew without what it held; then
--- the job's own record tells who has it.
+-- the job's own record tells who has it, unless that is by a later claim.
 local function is_held()
-  return attempt('ZSCORE', wip, given.job_id .. ':' .. given.execution_id)
-    or status ~= 'queued' and worker == given.rq_worker_prefix .. (record[2] or '')
+  if attempt('ZSCORE', wip, given.job_id .. ':' .. given.execution_id) then return true end
+  for _, id in ipairs(attempt('ZRANGE', executions, 0, -1) or {}) do
+    if attempt('ZSCORE', wip, given.job_id .. ':' .. id) then return false end
+  end
+  return status ~= 'queued' and worker == given.rq_worker_prefix .. (record[2] or '')
 end
 -- A lease that ran out does not matter to an answer while nobody else has begun on the job: what is
 -- finished is not thrown away to be generated again.

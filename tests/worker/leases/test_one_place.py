@@ -140,7 +140,8 @@ class OnePlace(RuleBasedStateMachine):
     def commit(self, job: ClaimedJob, ending: Any) -> None:
         known = self.known[job.id]
         self.results += 1
-        outcome = {"object": "x", "number": self.results}
+        outcome = {"error": {}} if ending == "failed" else {"object": "x"}
+        outcome["number"] = self.results
         reply = finish_job(
             self.connection,
             self.connection,
