@@ -1,6 +1,7 @@
 """The commands `backup` and `restore`: the embedded queue in one file, a snapshot of Valkey's."""
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -101,7 +102,9 @@ def restore(file: Path, data_dir: Path | None, yes: bool) -> None:
             kept = folder / f"{_LOG}.{datetime.now():%Y-%m-%d-%H%M%S}"
             if not yes:
                 question = f"Replace what is in {present}? It is kept as {kept.name}."
-                click.confirm(question, abort=True, err=True)
+                if not click.confirm(question, err=True):
+                    click.echo("Nothing was changed.", err=True)
+                    sys.exit(1)
             put_in_place(present, kept)
         put_in_place(Path(made) / _LOG, present)
     click.echo(f"{file} is restored: {waiting:,} jobs wait. `mlx-rq up` goes on with them.")

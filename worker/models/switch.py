@@ -63,7 +63,8 @@ class EngineSwitch:
         try:
             self.unload()
             engine = self.loading.load()
-            engine.throttle(self._share)
+            if self._share < 1.0:
+                engine.throttle(self._share)
             engine.on_progress = self._on_progress
             self._engine, self.loaded = engine, self.loading
         finally:

@@ -121,9 +121,10 @@ class TestJsonLines:
         path = tmp_path / "rows.jsonl"
         path.write_text('{"a": 1, "a": 2}\n{"a": {"b": 1, "b": 2}}\n{"a": 1}\n{}\n')
         faults = [str(line.fault) for line in templated(path, "{a}")]
+        unparseable = "This line is not parseable as valid JSON:"
         assert faults == [
-            "The row repeats 'a'.",
-            "The row repeats 'b'.",
+            f"{unparseable} the key 'a' occurs twice in one object.",
+            f"{unparseable} the key 'b' occurs twice in one object.",
             "None",
             "'--prompt' names 'a', which the row does not have. It has none.",
         ]
