@@ -140,18 +140,23 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
+def check_media_type(request: Request, expected: str) -> None:
+    """Raises ApiError where the body is said to be something else."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != expected:
+        raise ApiError(
+            415,
+            f"Unsupported content type: {media_type or 'none'!r}. Send {expected}.",
+            code="unsupported_media_type",
+        )
+
+
 async def read_json(request: Request) -> dict[str, Any]:
     """Reads the body as a JSON object; raises ApiError or RequestError where it is none.
 
     Only `application/json`: a web page can send other types from a browser without asking.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ApiError(
-            415,
-            f"Unsupported content type: {media_type or 'none'!r}. Send application/json.",
-            code="unsupported_media_type",
-        )
+    check_media_type(request, "application/json")
     text = await request.body()
     try:
         body = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)

@@ -108,6 +108,8 @@ class Intake:
 
     def heed_pause(self) -> None:
         """Gives back the jobs that are not to stay here in a pause."""
+        if self._pause.reason is None:
+            return  # what is in flight takes a plan to tell, and this is asked before each step
         held, in_flight = self._held.ids, self._engine.in_flight
         self._held.give_back(self._pause.leaving(held, in_flight, self._options.grace))
 

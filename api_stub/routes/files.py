@@ -8,6 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
 from mlx_rq.api_stub.answers import Deleted, File, Page, whole
+from mlx_rq.api_stub.bodies import check_media_type
 from mlx_rq.api_stub.errors import ApiError
 from mlx_rq.api_stub.json_store import Order, page
 from mlx_rq.api_stub.openapi import answers, upload_form
@@ -28,13 +29,7 @@ async def upload_file(request: Request, files: TheFiles, client: TheClient) -> J
 
     `curl localhost:8000/v1/files -F purpose=batch -F file=@requests.jsonl`
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise ApiError(
-            415,
-            f"Unsupported content type: {media_type or 'none'!r}. Send multipart/form-data.",
-            code="unsupported_media_type",
-        )
+    check_media_type(request, "multipart/form-data")
     async with request.form(max_files=1, max_fields=10) as form:
         upload, purpose, lifetime = _read_form(form)
         record = await run_in_threadpool(

@@ -20,6 +20,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key, key_of
 from mlx_rq.engine.kv.sharing import (
     Caches,
     SharingCost,
@@ -30,13 +31,8 @@ from mlx_rq.engine.kv.sharing import (
     worth,
 )
 
-TOKEN_BYTES = array("I").itemsize
 _FORGETTING_SECONDS = 3600.0
 """A prefix that was not used for this long counts half."""
-
-Key = bytes
-"""A prefix as the bytes of its token ids: two keys are compared by memcmp."""
-
 
 NextUse = Callable[[], Mapping[Key, float]]
 """Tells how soon sequences that wait will need which prefixes: 0 for those that come next."""
@@ -45,11 +41,6 @@ NextUse = Callable[[], Mapping[Key, float]]
 def no_use() -> Mapping[Key, float]:
     """Nobody waits for any prefix."""
     return {}
-
-
-def key_of(tokens: Sequence[int]) -> Key:
-    """Writes token ids as a key."""
-    return array("I", tokens).tobytes()
 
 
 @dataclass(eq=False, slots=True)

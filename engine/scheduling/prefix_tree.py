@@ -7,7 +7,6 @@ with a stack finds its branching nodes. The nodes deep enough to pay become pref
 Pure: token ids in, a tree out; no model, no queue, no clock. Depths and lengths count tokens.
 """
 
-from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_TOKEN_BYTES = array("I").itemsize
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, key_of
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 PrefixOf = dict[int, int | None]
@@ -98,7 +97,7 @@ def sort(sequences: Sequence[PlannedSequence]) -> tuple[dict[int, int], dict[int
             duplicates[sequence] = generated[key, duplicate_key]
             continue
         common = _common(key_before, key)
-        distinct_tokens += len(key) // _TOKEN_BYTES - common
+        distinct_tokens += len(key) // TOKEN_BYTES - common
         if shared:
             # Each sequence is left a token to prefill. Only the first of two neighbours can be a
             # prefix of the other (or its equal), so the first one's length is the limit.
@@ -116,12 +115,12 @@ def pack(tokens: Tokens) -> bytes:
     """
     if isinstance(tokens, np.ndarray):
         return tokens.astype(np.uint32).tobytes()
-    return array("I", tokens).tobytes()
+    return key_of(tokens)
 
 
 def _common(a: bytes, b: bytes) -> int:
     """Count the tokens that two keys share at their start."""
-    length = min(len(a), len(b)) // _TOKEN_BYTES
+    length = min(len(a), len(b)) // TOKEN_BYTES
     differ = np.frombuffer(a, np.uint32, length) != np.frombuffer(b, np.uint32, length)
     return int(differ.argmax()) if differ.any() else length
 

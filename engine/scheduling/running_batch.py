@@ -19,9 +19,9 @@ from mlx_rq.engine.kv.prefix_cache import (
     CachedPrefix,
     NextUse,
     PrefixCache,
-    key_of,
     no_use,
 )
+from mlx_rq.engine.kv.prefix_key import key_of
 from mlx_rq.engine.kv.sharing import Sharing
 from mlx_rq.engine.kv.trial import ASSUMED, Batching, Verdict
 from mlx_rq.engine.models.device import Device, settle, tried

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mlx_rq.engine.kv.prefix_cache import TOKEN_BYTES, Key
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key
 from mlx_rq.engine.scheduling.prefix_plan import Urgency, plan
 from mlx_rq.engine.scheduling.prefix_tree import PlannedSequence
 from mlx_rq.engine.scheduling.sequence import TokenSequence

@@ -5,7 +5,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from mlx_rq.engine.interface import Steps, Task
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, Key, key_of
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix
+from mlx_rq.engine.kv.prefix_key import Key, key_of
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.engine.prompts.truncation import generated_from

@@ -23,9 +23,6 @@ _REGISTRIES = {
 }
 """Our words for states, and which registry of RQ's holds the jobs."""
 
-_LATEST = 2**36
-"""Unix time in seconds that can still be written as a date."""
-
 
 def overview(connection: Redis) -> dict[str, Any]:
     """Counts the jobs of every queue of mlx-rq and lists the live workers.
@@ -74,7 +71,9 @@ def _losses(connection: Redis, queues: list[dict[str, Any]]) -> Iterator[str]:
     names = [keys.queue_name(queue["model"], queue["priority"]) for queue in queues]
     for queue, lost in zip(queues, lost_from(connection, names), strict=True):
         if lost.jobs:
-            seen = datetime.fromtimestamp(min(lost.at, _LATEST), UTC).isoformat(sep=" ")
+            seen = datetime.fromtimestamp(min(lost.at, reading.MAX_UNIX_TIME), UTC).isoformat(
+                sep=" "
+            )
             yield (
                 f"{lost.jobs:,} jobs for {queue['model']!r} ({queue['priority']}) were gone from "
                 f"Redis when their turn came, the last one at {seen}: it has evicted them, or "

@@ -93,6 +93,10 @@ def count(reply: Any) -> int:
     return reply if isinstance(reply, int) else 0
 
 
+MAX_UNIX_TIME = 2**36
+"""Seconds; beyond it, a time can hardly be written as a date."""
+
+
 def number(value: Any, least: float, most: float) -> float | None:
     """Reads a number within limits; None where there is none."""
     if isinstance(value, bytes) and len(value) > 400:

@@ -31,8 +31,6 @@ _CHUNK = 256
 _LOOKED_AT = 1024
 """Entries of a list that are looked at for the oldest that waits: others may have been taken."""
 
-_MAX_UNIX_TIME = 2**36
-
 
 def status(connection: Redis) -> dict[str, Any]:
     """Gives `overview` with how long jobs wait and will wait, what runs, and what failed last."""
@@ -112,7 +110,7 @@ def _oldest(connection: Redis, queue_name: str, now: float) -> float | None:
             if fields is reading.WRONG_TYPE or fields[0] != b"queued":
                 continue
             since = read_meta(fields[1]).get("submitted_at")
-            if (at := reading.number(since, 0, _MAX_UNIX_TIME)) is not None:
+            if (at := reading.number(since, 0, reading.MAX_UNIX_TIME)) is not None:
                 return round(max(0.0, now - at), 1)
     return None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
+from mlx_lm.models.cache import CacheList, KVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -183,3 +184,14 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> LoadedMo
         vocab_size=VOCABULARY,
         fingerprint="fp_tiny",
     )
+
+
+class Nested:
+    """A model of two layers, the first of which keeps two caches: what they hold is not shared."""
+
+    def make_cache(self) -> list[Any]:
+        return [CacheList(KVCache(), KVCache()), KVCache()]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
+        for leaf in (*cache[0].caches, cache[1]):
+            leaf.update_and_fetch(mx.zeros((1, 1, 1, 4)), mx.zeros((1, 1, 1, 4)))

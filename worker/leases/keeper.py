@@ -161,9 +161,10 @@ class LeaseKeeper(threading.Thread):
         self._look_at_data(as_text(data_set))
         if not known or reading.WRONG_TYPE in (listed, known):
             self._register_again()
-        remember_served(self._connection, self._describe()["serves"])
+        served = set(self._describe()["serves"])
+        remember_served(self._connection, served)
         self.alone = not any(
-            set(other["serves"]) & set(self._describe()["serves"])
+            served.intersection(other["serves"])
             for other in live_workers(self._connection)
             if other["name"] != self._worker.name
         )

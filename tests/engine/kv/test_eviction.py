@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from mlx_rq.engine.kv.prefix_cache import PrefixCache, key_of
+from mlx_rq.engine.kv.prefix_cache import PrefixCache
+from mlx_rq.engine.kv.prefix_key import key_of
 
 LENGTH = 4
 SIZE = LENGTH * 2 * 4  # keys and values of one float each

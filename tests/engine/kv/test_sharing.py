@@ -10,12 +10,13 @@ from driving import AHEAD_SHARING, finish, greedy_text, run, task, texts
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models import base, qwen3, qwen3_moe
-from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from test_same_answers import branching
-from tiny import FAMILIES, tiny_model
+from tiny import FAMILIES, Nested, tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, key_of, no_use
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, no_use
+from mlx_rq.engine.kv.prefix_key import key_of
 from mlx_rq.engine.kv.shared_attention import shared_attention
 from mlx_rq.engine.kv.sharing import (
     Sharing,
@@ -323,17 +324,6 @@ def test_sequences_with_windows_reserve_what_they_hold_themselves() -> None:
     assert cost.bytes(2, 100) == 2 * (100 * cost.shareable + windows)
     assert cost.bytes(2, 100, own=10) == 2 * (10 * cost.shareable + windows)
     assert cost.bytes(2, 9) == 2 * 9 * cost.per_token
-
-
-class Nested:
-    """A model of two layers, the first of which keeps two caches."""
-
-    def make_cache(self) -> list[Any]:
-        return [CacheList(KVCache(), KVCache()), KVCache()]
-
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
-        for leaf in (*cache[0].caches, cache[1]):
-            leaf.update_and_fetch(mx.zeros((1, 1, 1, 4)), mx.zeros((1, 1, 1, 4)))
 
 
 def test_caches_within_caches_are_each_sequences_own() -> None:

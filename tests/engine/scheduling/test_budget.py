@@ -1,14 +1,12 @@
 """What KV is counted with: what the caches hold indeed, windows and slots ahead included."""
 
-from typing import Any
-
 import mlx.core as mx
 import pytest
 from driving import AHEAD, AHEAD_SHARING, run, task
-from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from scripted_device import ScriptedDevice
 from test_engine import completion
-from tiny import tiny_model
+from tiny import Nested, tiny_model
 
 from mlx_rq.engine.models.device import weight_bytes
 from mlx_rq.engine.scheduling.budget import KVBudget, default_kv_bytes, measure_kv
@@ -72,17 +70,6 @@ def test_long_prompts_fit_where_most_layers_have_windows() -> None:
     (result,), _ = run(model, [body], kv_bytes=cost.bytes(1, 1000))
     assert result["error"]["code"] == "context_length_exceeded"
     assert cost.bytes(1, 1004) < 0.4 * 1004 * cost.per_token
-
-
-class Nested:
-    """A model of two layers, the first of which keeps two caches: what they hold is not shared."""
-
-    def make_cache(self) -> list[Any]:
-        return [CacheList(KVCache(), KVCache()), KVCache()]
-
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
-        for leaf in (*cache[0].caches, cache[1]):
-            leaf.update_and_fetch(mx.zeros((1, 1, 1, 4)), mx.zeros((1, 1, 1, 4)))
 
 
 def test_slots_ahead_are_counted_in_every_layer() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from driving import task
 from tiny import tiny_model
 
-from mlx_rq.engine.kv.prefix_cache import key_of
+from mlx_rq.engine.kv.prefix_key import key_of
 from mlx_rq.engine.scheduling.scheduler import Scheduler
 from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
 from mlx_rq.engine.structured.output_format import OutputFormats
