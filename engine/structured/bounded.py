@@ -15,7 +15,12 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from jsonschema import FormatChecker
+from jsonschema import (
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    FormatChecker,
+)
 from jsonschema.exceptions import ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
@@ -26,6 +31,8 @@ from mlx_rq.jobs.openai.schemas import Schema
 
 _NOT_ASCII = re.compile("[\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\U00010000-\U000efffd]")
 """The characters that an IRI may have, and a URI not (RFC 3987, `ucschar`)."""
+_WITH_IRIS = (Draft7Validator, Draft201909Validator, Draft202012Validator)
+"""The drafts that name the formats of IRIs."""
 
 _MOST_SECONDS = 2.0
 """Of CPU, to validate one value: it is the thread that generates which does it."""
@@ -82,8 +89,8 @@ def formats(draft: type[Validator]) -> FormatChecker:
     """Gives a draft's formats: patterns as they are searched with, IRIs as URIs.
 
     `re`, which jsonschema asks, does not know `\\p{L}`, which the constraint engine enforces. For
-    IRIs it has a parser that takes some milliseconds for each character; here they are read by way
-    of the URIs that they can be written as.
+    IRIs it would take a parser that needs more than a second to be imported, and milliseconds for
+    each character; here they are read by way of the URIs that they can be written as.
     """
     known = draft.FORMAT_CHECKER
     checker = FormatChecker(formats=())
@@ -93,11 +100,10 @@ def formats(draft: type[Validator]) -> FormatChecker:
     def is_pattern(value: object) -> bool:
         return not isinstance(value, str) or bool(compiled(value))
 
-    for uri in ("uri", "uri-reference"):
-        iri = uri.replace("uri", "iri")
-        if iri in known.checkers:
+    if draft in _WITH_IRIS:
+        for uri in ("uri", "uri-reference"):
 
-            @checker.checks(iri)
+            @checker.checks(uri.replace("uri", "iri"))
             def is_iri(value: object, uri: str = uri) -> bool:
                 text = _NOT_ASCII.sub("%00", value) if isinstance(value, str) else value
                 return known.conforms(text, uri)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fakes import eventually, free_port
-from models import quick_smollm2_folder
+from models import small_folder
 from redis import Redis
 
 from mlx_rq.api_stub.file_store import lock_folder
@@ -99,7 +99,7 @@ StartCommand = Callable[..., Command]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartCommand]:
     """Starts a command with the tests' model and a data folder of its own."""
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    model = ["--model", str(quick_smollm2_folder()), "--batch", "2", "--grace", "0"]
+    model = ["--model", str(small_folder()), "--batch", "2", "--grace", "0"]
     with ExitStack() as stack:
 
         def start(name: str, *arguments: str) -> Command:

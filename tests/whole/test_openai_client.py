@@ -1,4 +1,4 @@
-"""OpenAI's unmodified client, sync and async, on `mlx-rq up` with a real model."""
+"""OpenAI's unmodified client, sync and async, on `mlx-rq up` with a small model."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 from fakes import free_port
-from models import quick_smollm2_folder
+from models import small_folder
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from test_whole_way import process, wait_for_line
@@ -39,7 +39,7 @@ class Up:
         self._processes = processes
         port, http_port = free_port(), free_port()
         self.http = f"http://127.0.0.1:{http_port}"
-        arguments = ["--model", str(quick_smollm2_folder()), "--batch", "8", "--grace", "0"]
+        arguments = ["--model", str(small_folder()), "--batch", "8", "--grace", "0"]
         arguments += ["--queue-port", str(port), "--port", str(http_port)]
         up = processes.enter_context(process("up", *arguments, "--data-dir", str(folder)))
         wait_for_line(up, "serves")

@@ -15,7 +15,7 @@ from models import quick_smollm2_folder
 
 pytestmark = pytest.mark.slow
 
-ROWS = 24
+ROWS = 10
 TRADES = ("baker", "doctor", "farmer", "pilot", "poet")
 PERSON = {
     "type": "object",
@@ -33,7 +33,7 @@ def worker(redis_url: str) -> Iterator[None]:
     """A worker with SmolLM2 in a process of its own."""
     command = [sys.executable, "-P", "-m", "mlx_rq.worker", "worker"]
     process = subprocess.Popen(
-        [*command, "--model", str(quick_smollm2_folder()), "--batch", "16"],
+        [*command, "--model", str(quick_smollm2_folder()), "--batch", "4"],
         env={**os.environ, "MLX_RQ_REDIS_URL": redis_url},
     )
     yield

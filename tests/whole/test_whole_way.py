@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fakes import free_port
-from models import quick_smollm2_folder, smollm2, smollm2_folder
+from models import small_folder, smollm2, smollm2_folder
 from openai import OpenAI
 from openai._models import construct_type, validate_type
 from openai.types import Completion
@@ -139,7 +139,7 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
     monkeypatch.setenv("MLX_RQ_DATA_DIR", str(tmp_path))
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     port = str(free_port())
-    arguments = ["up", "--model", str(quick_smollm2_folder()), "--batch", "4", "--queue-port", port]
+    arguments = ["up", "--model", str(small_folder()), "--batch", "4", "--queue-port", port]
     http_port = free_port()
     arguments += ["--grace", "0", "--port", str(http_port)]
 
@@ -171,7 +171,7 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
 
 def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str) -> None:
     jobs = submit_many([chat(f"Say {n}.", max_completion_tokens=30) for n in range(4)])
-    arguments = ["worker", "--model", str(quick_smollm2_folder()), "--batch", "4", "--lease", "2"]
+    arguments = ["worker", "--model", str(small_folder()), "--batch", "4", "--lease", "2"]
 
     with process(*arguments) as first:
         wait_for_line(first, "serves")

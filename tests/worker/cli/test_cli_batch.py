@@ -31,7 +31,7 @@ from batch_helpers import (
 )
 from click.testing import CliRunner, Result
 from fakes import CASES, FakeEngine, StartWorker, eventually, failure
-from models import quick_smollm2_folder
+from models import small_folder
 from redis import Redis
 
 from mlx_rq.jobs.queue.keys import queue_name
@@ -579,7 +579,7 @@ class TestADryRun:
         logging.getLogger("transformers").addHandler(handler)
         lines = [batch_line("a", "x " * 9000), batch_line("b", "x", max_completion_tokens=9000)]
         source = write_jsonl(tmp_path / "in.jsonl", [*lines, batch_line("c")])
-        model = quick_smollm2_folder()
+        model = small_folder()
         result = run(source, "--dry-run", "--model", model, "--redis-url", nobody_listens)
         logging.getLogger("transformers").removeHandler(handler)
         assert (result.exit_code, result.stderr, said) == (1, "", [])
