@@ -1,4 +1,4 @@
-"""Models of the tests: SmolLM2, got from its package once, and a small random one in its clothes."""
+"""The models of the tests: SmolLM2, got from its package once, and a small random one."""
 
 import atexit
 import json
