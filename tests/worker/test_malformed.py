@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from fakes import PATIENCE, FakeEngine, StartWorker
+from fakes import PATIENCE, FakeEngine, StartWorker, eventually
 from redis import Redis
 from rq import Queue
 from rq.job import Job as RQJob
@@ -448,14 +448,18 @@ class TestCallbacks:
             webhooks=json.dumps(hooks),
         )
 
-    def lose_the_lease(self, connection: Redis) -> StartedJobRegistry:
-        """Lets the leases of the queue run out; returns their registry."""
+    def lose_the_leases(self, connection: Redis, queues: list[Queue], count: int) -> None:
+        """Lets the leases of the queue run out, and has their jobs given back."""
+
+        def look() -> bool:  # again where the worker has renewed them in between
+            for entry in connection.zrange(registry.key, 0, -1):
+                connection.zadd(registry.key, {entry: 1})
+            return recover_expired(connection, queues) == count
+
         registry = StartedJobRegistry(
             QUEUE, connection=connection, serializer=SERIALIZER, job_class=InertJob
         )
-        for entry in connection.zrange(registry.key, 0, -1):
-            connection.zadd(registry.key, {entry: 1})
-        return registry
+        eventually(look, "the end of the leases")
 
     def test_the_trap_works(
         self, trapped: Job, connection: Redis, webhook: tuple[str, list[str]]
@@ -482,9 +486,8 @@ class TestCallbacks:
             connection.hset(RQJob.key_for(trapped.id), "retries_left", retries)
         holder = start_worker(FakeEngine(hold=True))
         holder.engine.wait_for_tasks(1)
-        self.lose_the_lease(connection)
 
-        recover_expired(connection, holder.worker.claims.queues)
+        self.lose_the_leases(connection, holder.worker.claims.queues, 1)
 
         assert trapped.status() in ("queued", "in_progress")
         left = int(connection.hget(RQJob.key_for(trapped.id), "retries_left"))
@@ -512,9 +515,8 @@ class TestCallbacks:
         holder = start_worker(FakeEngine(hold=True))
         holder.engine.wait_for_tasks(2)
         holder.engine.hold()
-        self.lose_the_lease(connection)
 
-        recover_expired(connection, holder.worker.claims.queues)
+        self.lose_the_leases(connection, holder.worker.claims.queues, 2)
 
         assert int(connection.hget(RQJob.key_for(good.id), "retries_left")) == 4
         assert odd.id == "odd"
