@@ -3,10 +3,11 @@
     python bench/backlog.py [--documents 2500] [--orders shuffled sorted …] [--plain] [--json]
 
 Through a real queue and real workers with a tiny random model, whose memory is for 40 documents. A
-document's questions share all of it but their last words; all share a system message. The figures
-are over the whole backlog: tokens that all workers prefilled, for each distinct token of all
-prompts. A lone job, which begins like no other, comes when a third of the jobs has ended: `lone` is
-how many jobs ended before it from then on, `lone_share` its wait in parts of the whole run's time.
+document's questions share all of it but their last words, and all share a system message; the
+`unshared` ones share nothing. The figures are over the whole backlog: tokens that all workers
+prefilled, for each distinct token of all prompts. A lone job, which begins like no other, comes
+when a third of the jobs has ended: `lone` is how many jobs ended before it from then on,
+`lone_share` its wait in parts of the whole run's time.
 
 With `--plain`, each run is made again by workers that know of no prefix and claim a batch at a
 time; `cpu` is the processor time of the ones for that of the others. Where nothing is shared, it
@@ -96,7 +97,8 @@ def backlog(order: str, documents: int, questions: int) -> list[Body]:
     elif order == "files":  # ten files of questions, a line of each in turn
         work.sort(key=lambda pair: (pair[1], pair[0] % 10))
     elif order == "unshared":
-        return [question(about * questions + number, 0) for about, number in work]
+        bodies = [question(about * questions + number, 0) for about, number in work]
+        return [{**body, "messages": body["messages"][1:]} for body in bodies]
     return [question(about, number) for about, number in work]
 
 
