@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 
-.PHONY: demo test test-page test-clients families lint format clean
+.PHONY: demo test test-page test-clients families performance lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
@@ -27,6 +27,10 @@ test-page: $(VENV)/.dev
 families: $(VENV)/.dev
 	$(BIN)/python tests/engine/families.py
 	git diff --exit-code docs/families.md
+
+# Measures this machine with `mlx-rq bench`, and writes the figures of docs/performance.md.
+performance: $(VENV)/.dev
+	$(BIN)/python bench/performance.py
 
 # Other people's clients, each installed in an environment of its own below .clients/; it takes a
 # while, and writes docs/clients.md.

@@ -11,14 +11,9 @@ wheel's own BLAS is slow: preload OpenBLAS, or the peers take an hour.
 import argparse
 import json
 import random
-import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +23,7 @@ from mlx_rq.engine.models.load import LoadedModel, load
 from mlx_rq.engine.models.pull import pull
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.requests import CompletionRequest
+from mlx_rq.worker.cli.bench.peers import Prompt, run_batch_generate, run_server
 
 SEQUENCES = 16
 WORDS = [
@@ -183,87 +179,20 @@ def run_ours(model: LoadedModel, work: Work) -> tuple[float, list[str], Figures]
     return seconds, [texts[str(i)] for i in range(len(tasks))], figures
 
 
-def run_batch_generate(model: LoadedModel, work: Work) -> tuple[float, list[str]]:
-    """The same with mlx_lm.batch_generate, as many sequences at once."""
-    from mlx_lm import batch_generate
-
-    prompts = [list(model.tokenizer.encode(prompt)) for prompt in work.prompts]
-    started = time.perf_counter()
-    response = batch_generate(
-        model.model,
-        model.tokenizer,
-        prompts,
-        max_tokens=work.max_tokens,
-        completion_batch_size=SEQUENCES,
-        prefill_batch_size=8,
-    )
-    return time.perf_counter() - started, list(response.texts)
-
-
-def run_server(folder: Path, work: Work) -> float:
-    """The same with mlx_lm.server, all requests at once; gives the seconds of the burst."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder)]
-    server = subprocess.Popen(
-        [
-            *command,
-            "--port",
-            str(port),
-            "--log-level",
-            "ERROR",
-            "--decode-concurrency",
-            str(SEQUENCES),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}/v1/completions"
-
-    def ask(prompt: str, max_tokens: int) -> None:
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        request = urllib.request.Request(
-            url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        while True:
-            try:
-                urllib.request.urlopen(request, timeout=3600).read()
-                return
-            except ConnectionResetError:
-                time.sleep(0.1)  # its backlog is short: it resets part of a burst
-
-    try:
-        while True:
-            try:
-                ask("Hi", 1)  # loads the model
-                break
-            except (urllib.error.URLError, ConnectionError):
-                if server.poll() is not None:
-                    raise SystemExit(f"mlx_lm.server ended with {server.returncode}") from None
-                time.sleep(0.5)
-        started = time.perf_counter()
-        with ThreadPoolExecutor(len(work.prompts)) as pool:
-            list(pool.map(lambda prompt: ask(prompt, work.max_tokens), work.prompts))
-        return time.perf_counter() - started
-    finally:
-        server.kill()
-        server.wait()
-
-
 def measure(name: str, arguments: argparse.Namespace, folder: Path, model: LoadedModel) -> Figures:
     work = WORKS[name](arguments.jobs, arguments.prefix_tokens)
     print(f"{name}: {len(work.prompts)} jobs", file=sys.stderr)
     seconds, texts, figures = run_ours(model, work)
     figures.work = name
+    prompts = [Prompt(prompt, work.max_tokens) for prompt in work.prompts]
     if "batch" in arguments.peers:
-        peer_seconds, peer_texts = run_batch_generate(model, work)
+        peer_seconds, peer_texts = run_batch_generate(model, prompts, rows=SEQUENCES)
         figures.vs_batch_generate = peer_seconds / seconds
         same = sum(ours == theirs for ours, theirs in zip(texts, peer_texts, strict=True))
         figures.same_text_as_batch_generate = same / len(texts)
         print(f"  {figures.vs_batch_generate:.2f} x batch_generate", file=sys.stderr)
     if "server" in arguments.peers:
-        figures.vs_server = run_server(folder, work) / seconds
+        figures.vs_server = run_server(folder, prompts, rows=SEQUENCES) / seconds
         print(f"  {figures.vs_server:.2f} x mlx_lm.server", file=sys.stderr)
     return figures
 

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +19,22 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
 from mlx_rq.engine.kv.trial import verdict_on
-from mlx_rq.engine.models.decode_speed import CONTEXT, DecodeTrial, fewest, lengthen, measured
+from mlx_rq.engine.models.decode_speed import (
+    CONTEXT,
+    DecodeTrial,
+    Speeds,
+    fewest,
+    lengthen,
+    measured,
+)
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.files import replacing
 
 logger = logging.getLogger("mlx_rq.engine")
 
 FILE = "calibration.json"
+
+Watch = Callable[[Speeds], None]
 
 _STEPS = 3
 
@@ -46,13 +55,11 @@ def best_batch_size(model: LoadedModel, folder: Path, *, room: int | None = None
 
     `room` is what KV may take, in bytes.
     """
-    context = min(CONTEXT, model.context_length - 1)
     known = _known(model, folder)
     speeds = {int(size): float(speed) for size, speed in known.get("tokens_per_second", {}).items()}
     before = bool(speeds)
     if not before:
-        speeds = measured(DecodeTrial(model.model, room=room, context=context).seconds)
-        _keep(model, folder, tokens_per_second=speeds, context=context)
+        speeds = measure_speeds(model, folder, room=room)
     best = fewest(speeds)
     told = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
     logger.info(
@@ -65,10 +72,36 @@ def best_batch_size(model: LoadedModel, folder: Path, *, room: int | None = None
     return best
 
 
-def share_from(model: LoadedModel, folder: Path) -> int:
-    """Says how many tokens of copies a shared prefix must spare a step, likewise."""
+def measure_speeds(
+    model: LoadedModel, folder: Path, *, room: int | None = None, watch: Watch = lambda _: None
+) -> dict[int, float]:
+    """Measures tokens a second by how many sequences decode together, and keeps that.
+
+    `watch` is called with the speeds before each size is tried.
+    """
+    context = min(CONTEXT, model.context_length - 1)
+    trial = DecodeTrial(model.model, room=room, context=context)
+    so_far: dict[int, float] = {}
+
+    def seconds(sequences: int) -> float | None:
+        watch(so_far)
+        taken = trial.seconds(sequences)
+        if taken is not None:
+            so_far[sequences] = sequences / taken
+        return taken
+
+    speeds = measured(seconds)
+    _keep(model, folder, tokens_per_second=speeds, context=context)
+    return speeds
+
+
+def share_from(model: LoadedModel, folder: Path, *, again: bool = False) -> int:
+    """Says how many tokens of copies a shared prefix must spare a step, likewise.
+
+    Measures `again` what was measured before, if wanted.
+    """
     known = _known(model, folder).get("share_from")
-    if not isinstance(known, int):
+    if again or not isinstance(known, int):
         known = measure_share_from(model.model)
         _keep(model, folder, share_from=known)
         logger.info("measured: prefixes are shared where that spares %d tokens a step", known)

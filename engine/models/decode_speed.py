@@ -1,4 +1,4 @@
-"""Finds how many sequences a model decodes at once before more of them give little more.
+"""Times steps of a model, and finds how many sequences to decode before more give little more.
 
 The time of a step is no straight line over the sequences: a quantised matrix product on an Apple
 chip grows with them up to about ten, costs the same from there to 32, and twice that at 33. So all
@@ -118,6 +118,24 @@ class DecodeTrial:
         for cache in filter(can_share, caches):
             lengthen(cache, self._context)
         return caches
+
+
+class PrefillTrial(DecodeTrial):
+    """Times the prefill of so many prompt tokens, in sequences that hold a context already."""
+
+    def __init__(self, model: Module, tokens: int, **settings: Any) -> None:
+        """`tokens` are those of a step, over all of its sequences together."""
+        self._tokens = tokens
+        super().__init__(model, **settings)
+
+    def _timed(self, sequences: int, caches: list[Any]) -> float:
+        for cache in filter(can_share, caches):
+            lengthen(cache, self._context)  # without what was prefilled before
+        tokens = mx.zeros((sequences, self._tokens // sequences), dtype=mx.int32)
+        started = self._clock()
+        self._model(tokens, cache=caches)
+        mx.eval([cache.state for cache in caches])  # nobody asks for the logits of a prompt
+        return self._clock() - started
 
 
 def lengthen(cache: Any, tokens: int) -> None:

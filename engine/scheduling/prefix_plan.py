@@ -49,7 +49,7 @@ class Plan:
 
     `duplicates` maps a sequence to the sequence that is generated in its place. `prompt_tokens`
     counts the tokens of all sequences, `distinct_tokens` the nodes of their prefix tree: each
-    shared token once.
+    shared token once. `prefilled_tokens` are computed when all goes by the plan.
     """
 
     prefixes: tuple[PlannedPrefix, ...]
@@ -57,6 +57,7 @@ class Plan:
     duplicates: Mapping[int, int]
     prompt_tokens: int
     distinct_tokens: int
+    prefilled_tokens: int
 
 
 def plan(
@@ -84,16 +85,20 @@ def plan(
     groups = _groups(sequences, prefix_of, batch_size)
     place = _places(sequences, prefixes, prefix_of)
     batches: list[PrefillBatch] = []
+    prefilled = sum(prefix.depth - depth_of(prefixes, prefix.parent) for prefix in prefixes)
     for urgency, prefix in sorted(groups, key=lambda group: (group[0], place[group[1]])):
         depth = depth_of(prefixes, prefix)
         suffix = {
             sequence: len(sequences[sequence].tokens) - depth
             for sequence in groups[urgency, prefix]
         }
+        prefilled += sum(suffix.values())
         cuts = _cut(sequences, suffix, batch_size, max_padding if pads else None)
         batches += (PrefillBatch(prefix, tuple(cut), urgency) for cut in cuts)
     prompt_tokens = sum(len(sequence.tokens) for sequence in sequences)
-    return Plan(tuple(prefixes), tuple(batches), duplicates, prompt_tokens, distinct_tokens)
+    return Plan(
+        tuple(prefixes), tuple(batches), duplicates, prompt_tokens, distinct_tokens, prefilled
+    )
 
 
 # The order: by urgency, depth first, long decodes first, like suffixes together.

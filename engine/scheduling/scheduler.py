@@ -117,7 +117,7 @@ class Scheduler:
         sequences = list(self._sequences)
         patient = [sequence.since for sequence in sequences if not self._overdue(sequence, now)]
         self._next_overdue = min(patient, default=math.inf) + self._max_wait
-        wanted = [self._planned(sequence, now) for sequence in sequences]
+        wanted = [as_planned(one, overdue=self._overdue(one, now)) for one in sequences]
         planned = plan(
             wanted,
             batch_size=self._batch_size,
@@ -168,13 +168,15 @@ class Scheduler:
     def _overdue(self, sequence: TokenSequence, now: float) -> bool:
         return now - sequence.since > self._max_wait
 
-    def _planned(self, sequence: TokenSequence, now: float) -> PlannedSequence:
-        return PlannedSequence(
-            tokens=sequence.tokens,
-            max_tokens=sequence.remaining,
-            priority=sequence.rank,
-            overdue=self._overdue(sequence, now),
-            # One that was preempted asks from what it had said on, which is another's prompt.
-            duplicate_key=None if sequence.text.tokens else sequence.duplicate_key,
-            packed=sequence.key,
-        )
+
+def as_planned(sequence: TokenSequence, *, overdue: bool = False) -> PlannedSequence:
+    """Gives a sequence as the plan sees it."""
+    return PlannedSequence(
+        tokens=sequence.tokens,
+        max_tokens=sequence.remaining,
+        priority=sequence.rank,
+        overdue=overdue,
+        # One that was preempted asks from what it had said on, which is another's prompt.
+        duplicate_key=None if sequence.text.tokens else sequence.duplicate_key,
+        packed=sequence.key,
+    )

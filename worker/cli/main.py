@@ -39,6 +39,7 @@ from mlx_rq.worker.cli import (
     up,
     worker,
 )
+from mlx_rq.worker.cli.bench import command as bench
 from mlx_rq.worker.cli.common import AS_JSON, WHEN_INTERRUPTED, option
 from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.doctor import command as doctor
@@ -153,7 +154,7 @@ def main(context: click.Context, log_level: str) -> None:
 
 _RUNNING = (up, worker, serve, demo)
 _ASKING = (jobs, top, cancel, batch, queue)
-_SETTING_UP = (model, config, completion, doctor, service, backup)
+_SETTING_UP = (model, bench, config, completion, doctor, service, backup)
 
 for module in (*_RUNNING, *_ASKING, *_SETTING_UP):
     for command in module.COMMANDS:

@@ -164,6 +164,7 @@ def test_prefilled_tokens_stay_near_the_distinct_ones(
     planned = plan(sequences, min_prefix_tokens=least)
     generated = [sequences[sequence] for sequence in admitted(planned)]
     prefilled = prefilled_tokens(planned, sequences)
+    assert planned.prefilled_tokens == prefilled
     assert (
         planned.distinct_tokens <= prefilled <= sum(len(sequence.tokens) for sequence in generated)
     )
@@ -435,7 +436,7 @@ def test_a_prefix_needs_two_sequences_that_are_generated() -> None:
 
 def test_no_sequences_make_an_empty_plan() -> None:
     planned = plan([])
-    assert planned == Plan((), (), {}, 0, 0)
+    assert planned == Plan((), (), {}, 0, 0, 0)
     assert prefilled_tokens(planned, []) == computed_positions(planned, []) == 0
 
 
