@@ -132,8 +132,9 @@ def _run_words(run: Run) -> Sequence[str]:
 def rate_words(rate: JobsPerHour) -> str:
     """Says how many jobs an hour are to be expected, and how that is known."""
     return (
-        f"About {_rough(rate.shared)} jobs an hour; {_rough(rate.unshared)} if nothing were shared. "
-        "Estimated for all jobs by the plan of their prompts, with the sample's speeds and answers."
+        f"About {_rough(rate.shared)} jobs an hour; {_rough(rate.unshared)} if nothing were "
+        "shared. Estimated for all jobs by the plan of their prompts, with the sample's speeds "
+        "and answers."
     )
 
 
