@@ -37,10 +37,10 @@ performance: $(VENV)/.dev
 test-clients: $(VENV)/.dev
 	$(BIN)/python tests/clients/matrix.py
 
-# The pages as a site, in build/site/; fails where a link leads nowhere. (The word is that of a warning
-# about the future of mkdocs, which nobody can act on here.)
+# The pages as a site, in build/site/; fails where a link leads nowhere. Not --quiet: warnings would not
+# count then. (The variable silences what is said of the next major version of mkdocs.)
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

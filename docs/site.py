@@ -42,8 +42,9 @@ def on_files(files: Files, config: Any) -> Files:
         file.src_uri: (ROOT / "docs" / file.src_uri).read_text()
         for file in files.documentation_pages()
     }
-    cli = "".join([texts[CLI], *_commands()])
-    files.append(File.generated(config, CLI, content=cli))
+    if (written := files.get_file_from_path(CLI)) is not None:
+        files.remove(written)
+    files.append(File.generated(config, CLI, content="".join([texts[CLI], *_commands()])))
     for uri, source in FROM_THE_TOP.items():
         texts[uri] = (ROOT / source).read_text()
         files.append(File.generated(config, uri, content=texts[uri]))

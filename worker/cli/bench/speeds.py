@@ -38,7 +38,7 @@ def measure_batch(
 
     def watch(speeds: Speeds) -> None:
         note(speeds)
-        say(f"decode, {max(speeds, default=0)} rows and more")
+        say(f"decode, beyond {max(speeds)} rows" if speeds else "decode")
 
     room = default_kv_bytes(model.model, device)
     speeds = tried(
@@ -68,7 +68,7 @@ def measure_others(
             return
         if report.speed(kind, rows, context) is not None:
             continue
-        say(f"{kind}, {rows} rows, {context:,} tokens of context")
+        say(f"{kind}, rows: {rows}, tokens of context: {context:,}")
         trial = (
             DecodeTrial(model.model, room=room, context=context)
             if kind == "decode"
