@@ -134,4 +134,5 @@ def _shown(file: Path) -> str:
     if file.suffix == ".md":
         return text
     language = LANGUAGES.get(file.suffix, "text")
-    return f"---\nhide: [toc]\nsearch:\n  exclude: true\n---\n# {name}\n\n~~~~~~{language}\n{text}~~~~~~\n"
+    head = "---\nhide: [toc]\nsearch:\n  exclude: true\n---\n"
+    return f"{head}# {name}\n\n~~~~~~{language}\n{text}~~~~~~\n"
