@@ -1,7 +1,8 @@
 """`mlx-rq bench`: what it measures, what it keeps, how it says it, and where it stops."""
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from mlx_rq.engine.models.device import MLXDevice
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.worker.cli.bench import peers, speeds
-from mlx_rq.worker.cli.bench.report import JobsPerHour, Report, Run, Sample, Speed, Work
+from mlx_rq.worker.cli.bench.report import (
+    JobsPerHour,
+    Report,
+    Run,
+    Sample,
+    SharedPrefix,
+    Speed,
+    Work,
+)
 from mlx_rq.worker.cli.bench.sample import SHARED, UNSHARED, choose, estimate, run_sample
 from mlx_rq.worker.cli.bench.view import markdown, view
 from mlx_rq.worker.cli.bench.work import EXAMPLE, read_work
@@ -201,6 +210,14 @@ def test_the_command_prints_json_with_peers_and_draws(
     assert set(told["work"]["prefixes"][0]) == {"tokens", "prompts"}
     assert "sell" not in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_tells_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "performance.md").read_text()
+    shapes = (Report, Speed, Work, SharedPrefix, Sample, Run, JobsPerHour)
+    names = {field.name for shape in shapes for field in fields(shape)} - {"begins"}
+
+    assert {name for name in names if not re.search(rf"`[\w.]*\b{name}\b", page)} == set()
 
 
 def test_ctrl_c_says_what_was_measured_so_far(

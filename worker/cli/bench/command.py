@@ -93,6 +93,7 @@ def bench(
     device = MLXDevice()
     device.limit()
     loaded = load(model, trust_remote_code=trust_remote_code)
+    device.wire(None, loaded.model)
     versions = {name: version(name) for name in ("mlx-rq", "mlx", "mlx-lm")}
     report = Report(loaded.model_id, device.name, versions)
     started = time.monotonic()
