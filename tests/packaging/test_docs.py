@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in ROOT.glob("docs/*.md")))
+PAGES = (
+    *("README.md", "CONTRIBUTING.md"),
+    *(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/**/*.md")),
+)
 TOPS = ("api_stub", "bench", "docs", "engine", "jobs", "mlx_rq", "tests", "worker")
 PATH = re.compile(rf"`((?:{'|'.join(TOPS)})/[\w./]*)((?:::\w+)*)`")
 TEST = re.compile(r"`(?:test_\w+\.py|(?:test_|Test)\w+…?(?:\[[^\]`]*\])?)`")
