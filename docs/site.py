@@ -110,6 +110,7 @@ def _commands() -> Iterator[str]:
             todo[:0] = [
                 click.Context(context.command.commands[name], info_name=name, parent=context)
                 for name in context.command.list_commands(context)
+                if not context.command.commands[name].hidden
             ]
         yield f"\n## {context.command_path}\n\n~~~~~~text\n{context.get_help()}\n~~~~~~\n"
 
