@@ -20,7 +20,7 @@ from redis import Redis
 from rq import Queue, SimpleWorker
 
 from mlx_rq import submit_many
-from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
+from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.worker.cli.valkey import embedded_valkey
 from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
@@ -59,6 +59,9 @@ class InstantEngine:
 
     def check(self) -> None:
         """It has nothing to lose track of."""
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """It answers the same with any."""
 
     def close(self) -> None:
         """It has nothing to free."""

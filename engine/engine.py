@@ -14,13 +14,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cache
 from importlib.metadata import version
 from itertools import islice
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
-from mlx_rq.engine.interface import Outcome, Partial, Task, Totals
+from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
+from mlx_rq.engine.models.adapters import AdaptedModel
 from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
@@ -46,6 +47,11 @@ _ADMIT_SHARE = 4
 """Sequences are admitted once this part of the batch (1/4) is free: each admission copies KV."""
 
 
+@cache
+def _versions() -> str:
+    return "_".join(f"{package}-{version(package)}" for package in ("mlx-rq", "mlx", "mlx-lm"))
+
+
 class MLXEngine:
     """Generates with one MLX model. Make and use it on one thread (MLX streams demand that)."""
 
@@ -58,6 +64,7 @@ class MLXEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
+        self._adapted = AdaptedModel(model)
         self._device = device = device or MLXDevice()
         failed = Verdict(Batching.ALONE, "the device failed when it was tried")
         verdict = tried(device, lambda: verdict_on(model.model), failed, "batching")
@@ -96,10 +103,9 @@ class MLXEngine:
     def model_id(self) -> str:
         return self._model.model_id
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        model, versions = self._model, (f"{p}-{version(p)}" for p in ("mlx-rq", "mlx", "mlx-lm"))
-        return f"{model.model_id}_{model.fingerprint}_{'_'.join(versions)}"
+        return f"{self._model.model_id}_{self._model.fingerprint}_{_versions()}"
 
     @property
     def prefix_sharing(self) -> str:
@@ -194,6 +200,18 @@ class MLXEngine:
     def check(self) -> None:
         """Raises IntegrityError where tasks, states, indexes, KV and counters do not agree."""
         check(self._sequences, self.totals)
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Puts an adapter on the model in place of another, or takes it off; no tasks may be left.
+
+        No KV is kept: what was computed belongs to the adapter that it was computed with.
+        """
+        assert not self._sequences.tasks, "what has begun is finished with its own adapter"
+        self._running.adapted("" if adapter is None else adapter.model_id)
+        self._model = self._adapted.take_off()
+        if adapter is not None:
+            self._model = self._adapted.put_on(adapter)
+        self._device.clear_cache()
 
     def close(self) -> None:
         """Frees the memory of the model and of all that was computed with it."""

@@ -6,6 +6,7 @@ slowly, wrongly, or not at all.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mlx_rq.jobs.openai.job_request import JobRequest
@@ -74,6 +75,14 @@ class Totals:
     prefixes_held: int = 0
     prefix_bytes: int = 0
     prefixes_evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A folder of weights that are put on a model; `model_id` is what clients call the two."""
+
+    model_id: str
+    folder: Path
 
 
 class IntegrityError(Exception):
@@ -160,3 +169,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees the memory that the model and its caches take. It is not used afterwards."""
+
+
+class ModelEngine(Engine, Protocol):
+    """An engine of one model, on which adapters can be put."""
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Puts an adapter on the model in place of another, or takes it off; no tasks may be left.
+
+        Raises ModelError where it does not fit, and what reading it raises; then none is on.
+        """

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from mlx_rq.engine.interface import IntegrityError, Outcome, Partial, Steps, Task, Totals
+from mlx_rq.engine.interface import Adapter, IntegrityError, Outcome, Partial, Steps, Task, Totals
 from mlx_rq.jobs.openai.requests import ANY_MODEL, CompletionRequest
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import new_connection
@@ -93,6 +93,8 @@ class FakeEngine:
         """Whether another engine might as well do what waits."""
         self.steps = 0
         self.closed = 0
+        self.adapted: list[str | None] = []
+        """The adapters that were put on it, None where one was taken off."""
         self.added: list[Task] = []
         self.cancelled: list[str] = []
         self.took: Steps | None = None
@@ -187,6 +189,11 @@ class FakeEngine:
             self.cancelled.append(task_id)
             self._tasks.pop(task_id, None)
             self._changed.notify_all()
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        with self._changed:
+            assert not self._tasks, "an engine was adapted that had tasks"
+            self.adapted.append(None if adapter is None else adapter.model_id)
 
     def close(self) -> None:
         with self._changed:

@@ -6,6 +6,7 @@ there on a sketch goes on, whose memory stays as it is however much work comes: 
 (Flajolet, Fusy, Gandouet, Meunier, 2007) with 2^16 registers, a standard error of 0.4 %.
 """
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +29,8 @@ class DistinctTokens:
 
     def __init__(self, exact: int = EXACT) -> None:
         self._exact = exact
+        self.of = ""
+        """What the model is adapted to: the same tokens are others for each adapter."""
         self._known: Hashes = np.zeros(0, np.uint64)
         self._new: list[Hashes] = []
         self._gathered = 0
@@ -37,7 +40,7 @@ class DistinctTokens:
         """Takes a prompt's token ids in."""
         if not prompt:
             return
-        self._new.append(_hashes(prompt))
+        self._new.append(_hashes(prompt, zlib.crc32(self.of.encode())))
         self._gathered += len(prompt)
         # More, where more are known: sorting them all again for a few would cost too much.
         if self._gathered >= max(_GATHERED, len(self._known) // 8):
@@ -96,11 +99,11 @@ def _update(registers: NDArray[np.uint8], hashes: Hashes) -> None:
     np.maximum.at(registers, index, place)
 
 
-def _hashes(prompt: Sequence[int]) -> Hashes:
-    """Hashes each beginning of a prompt, the shortest first."""
+def _hashes(prompt: Sequence[int], root: int) -> Hashes:
+    """Hashes each beginning of a prompt, the shortest first; those of each root are others."""
     tokens = _mixed(np.asarray(prompt, np.uint64))
     places = _mixed(np.arange(1, len(prompt) + 1, dtype=np.uint64)) | np.uint64(1)
-    return _mixed(np.cumsum(tokens * places, dtype=np.uint64))
+    return _mixed(np.cumsum(tokens * places, dtype=np.uint64) + np.uint64(root << 32))
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -205,6 +205,12 @@ class RunningBatch:
         totals.prefilled_tokens += sum(map(len, suffixes))
         totals.positions_computed += len(sequences) * max(map(len, suffixes))
 
+    def adapted(self, adapter: str) -> None:
+        """Evicts all prefixes, now that the model computes other KV than it did for them."""
+        self.prefix_cache.abandon()
+        self.prefix_cache.evict_all()
+        self._distinct.of = adapter
+
     def remove(self, sequences: Sequence[TokenSequence]) -> None:
         """Takes sequences out of the batch, and their KV out of the memory."""
         uids = [uid for uid, sequence in self._sequences.items() if sequence in sequences]

@@ -59,9 +59,9 @@ class ModelChanges:
         self._unload_after = unload_after
         self._beat = beat
         self._clock = clock
-        self._choice = Choice(max_wait, clock=clock)
-        if switch.loaded is not None:
-            self._choice.loaded(switch.loaded.id, switch.load_seconds)
+        bases = {model.id: model.base_id for model in switch.models.values()}
+        self._choice = Choice(max_wait, bases=bases, clock=clock)
+        self._note_loaded()
         self._failures: dict[str, _Failure] = {}
         self._waits_here = False
         self._looked_at = -LOOK_SECONDS
@@ -101,8 +101,12 @@ class ModelChanges:
         ranks, now = list(held), self._clock()
         self._looked_at = now
         backlogs = dict(self._backlogs())
-        failed = [model for model in self._failures if self._failures[model].until > now]
-        self.unloadable = tuple(self._switch.models[m] for m in failed if backlogs.pop(m).jobs)
+        failed = [
+            model
+            for model in self._switch.models.values()
+            if (failure := self._failure_of(model)) is not None and failure.until > now
+        ]
+        self.unloadable = tuple(model for model in failed if backlogs.pop(model.id).jobs)
         if (here := self._switch.loaded) is not None:
             waiting = backlogs[here.id].ranks
             self._waits_here = any(waiting)
@@ -117,23 +121,36 @@ class ModelChanges:
             self._choice.claimed(jobs)
 
     def load_next(self) -> None:
-        """Loads the model that is due; where that fails, remembers why, and none is loaded."""
+        """Loads the model that is due; where that fails, remembers why, and what is loaded then."""
         assert self.next is not None
-        model, self.next = self.next.model, None
-        logger.info("loading %s", model)
-        self._choice.unloaded()
+        model, self.next = self._switch.models[self.next.model], None
+        logger.info("loading %s", model.id)
         try:
             with self._beating():
-                self._switch.load(model)
+                self._switch.load(model.id)
         except Exception as error:  # foreign files fail in as many ways as there are models
             reason = next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
-            logger.error("%s cannot be loaded: %s", model, reason)
-            self._failures[model] = _Failure(reason, self._clock() + AGAIN_SECONDS)
+            logger.error("%s cannot be loaded: %s", model.id, reason)
+            # Without its base, none of the adapters can be put on.
+            at_fault = model.base_id if self._switch.loaded is None else model.id
+            self._failures[at_fault] = _Failure(reason, self._clock() + AGAIN_SECONDS)
+            self._note_loaded()
             return
-        self._failures.pop(model, None)
-        self._choice.loaded(model, self._switch.load_seconds)
+        for one in (model.id, model.base_id):
+            self._failures.pop(one, None)
+        self._note_loaded()
         self._worked_at = self._clock()
-        logger.info("loaded %s in %.1f s", model, self._switch.load_seconds)
+        logger.info("loaded %s in %.1f s", model.id, self._switch.load_seconds)
+
+    def _note_loaded(self) -> None:
+        """Tells the choice what is loaded now."""
+        if (loaded := self._switch.loaded) is None:
+            self._choice.unloaded()
+        else:
+            self._choice.loaded(loaded.id, self._switch.load_seconds)
+
+    def _failure_of(self, model: ServedModel) -> _Failure | None:
+        return self._failures.get(model.base_id) or self._failures.get(model.id)
 
     def unload_idle(self) -> bool:
         """Frees the memory of a model that had nothing to do for long; says whether it did."""
@@ -152,8 +169,10 @@ class ModelChanges:
 
     def error(self, model: ServedModel) -> ErrorObject:
         """What the jobs of a model are told that cannot be loaded."""
+        failure = self._failure_of(model)
+        assert failure is not None
         return error_object(
-            f"The model could not be loaded: {self._failures[model.id].reason}",
+            f"The model could not be loaded: {failure.reason}",
             code="model_not_loaded",
             param="model",
             type="server_error",
@@ -175,7 +194,7 @@ class ModelChanges:
             return {"state": "loaded"}
         if model is self._switch.loading:
             return {"state": "loading"}
-        if (failure := self._failures.get(model.id)) is not None:
+        if (failure := self._failure_of(model)) is not None:
             return {"state": "failed", "why": failure.reason}
         return {"state": "can_be_loaded"}
 

@@ -11,11 +11,16 @@ A turn lasts a multiple of the time that two changes take, there and back again:
 here for each one there, the larger a multiple, between `LEAST_TURN` and `LONGEST_TURN`. So loading
 takes a small part of the time, however jobs come; a thousand are not kept waiting for the sake of
 one; and how long a model waits has a bound: `max_wait` and the turns of the others.
+
+Models of the same base, as a model and its adapters, take each other's place at little cost. So
+where one has no more work, those of its base come before the others; and the weight of what others
+wait for is set against all that there is to do for its base, the turn of which began with the first.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 LEAST_TURN, LONGEST_TURN = 8, 32
 """How many times as long as two changes a model stays, at least, while there is work for it."""
@@ -26,12 +31,20 @@ FAR_MORE = 16
 FIRST_LOAD_SECONDS = 5.0
 """What loading is taken to cost before it was ever measured."""
 
+ADAPT_SECONDS = 1.0
+"""What putting on an adapter is taken to cost, at least: what runs is drained for it, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """What there is to do for one model: how many jobs of each rank, the most urgent first."""
 
     ranks: tuple[int, ...]
+
+    @classmethod
+    def of_all(cls, backlogs: Iterable["Backlog"]) -> "Backlog":
+        """Adds up what there is to do for several models."""
+        return cls(tuple(map(sum, zip(*(backlog.ranks for backlog in backlogs), strict=True))))
 
     @property
     def jobs(self) -> int:
@@ -55,20 +68,33 @@ class Change:
 class Choice:
     """Decides for one worker, of which at most one model is loaded."""
 
-    def __init__(self, max_wait: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_wait: float,
+        *,
+        bases: Mapping[str, str] = MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`bases` names the model whose weights another one has, where that is not its own."""
         self._max_wait = max_wait
+        self._bases = bases
         self._clock = clock
         self._loaded: str | None = None
-        self._loaded_at = 0.0
+        self._loaded_at = self._base_loaded_at = 0.0
         self._next: Change | None = None
         self._waits_since: dict[str, float] = {}
         self._load_seconds: dict[str, float] = {}
+        self._adapt_seconds: dict[str, float] = {}
         self._passed_over: dict[str, float] = {}
 
     def loaded(self, model: str, seconds: float) -> None:
         """Takes note that a model is there, and how long that took."""
-        self._loaded, self._loaded_at, self._next = model, self._clock(), None
-        self._load_seconds[model] = seconds
+        base, self._loaded_at = self._base(model), self._clock()
+        if self._same_base(model):
+            self._adapt_seconds[base] = seconds
+        else:
+            self._load_seconds[base], self._base_loaded_at = seconds, self._loaded_at
+        self._loaded, self._next = model, None
         self._waits_since.pop(model, None)
 
     def unloaded(self) -> None:
@@ -111,13 +137,20 @@ class Choice:
         """Picks what was overdue first, else the most urgent, else what waited longest."""
         if not work:
             return None
-        changes = {model: self._weighed(model, there, here) for model, there in work.items()}
+        of_base = [there for model, there in work.items() if self._same_base(model)]
+        of_base += [] if here is None else [here]
+        beside = Backlog.of_all(of_base) if of_base else None
+        changes = {
+            model: self._weighed(model, there, here if self._same_base(model) else beside)
+            for model, there in work.items()
+        }
 
-        def claim(model: str) -> tuple[bool, bool, int, float, int]:
+        def claim(model: str) -> tuple[bool, bool, int, bool, float, int]:
             overdue, backlog = self._waited(model) >= self._max_wait, work[model]
             rank = 0 if overdue else backlog.rank
+            far = not overdue and not self._same_base(model)
             since = self._waits_since[model]
-            return not changes[model].due, not overdue, rank, since, -backlog.jobs
+            return not changes[model].due, not overdue, rank, far, since, -backlog.jobs
 
         return changes[min(work, key=claim)]
 
@@ -127,7 +160,7 @@ class Choice:
         if here is None:
             nothing = "nothing is loaded" if self._loaded is None else "the loaded one has no work"
             return Change(model, f"{jobs}, and {nothing}")
-        changes = self._seconds_to_load(model) + self._seconds_to_load(self._loaded)
+        changes, loaded_at = self._seconds_for_changes(model)
         more_urgent = there.rank < here.rank
         if waited >= self._max_wait:
             why = f"{jobs}, since {waited:.0f} s"
@@ -139,7 +172,7 @@ class Choice:
             return Change(model, f"{jobs}: when the loaded one has no more work", due=False)
         times = LEAST_TURN if more_urgent else here.jobs / there.jobs
         turn = changes * min(LONGEST_TURN, max(LEAST_TURN, times))
-        left = self._loaded_at + turn - self._clock()
+        left = loaded_at + turn - self._clock()
         if left > 0:
             return Change(model, f"{why}; the loaded one stays {left:.0f} s more", due=False)
         return Change(model, why)
@@ -147,8 +180,23 @@ class Choice:
     def _waited(self, model: str) -> float:
         return self._clock() - self._waits_since[model]
 
-    def _seconds_to_load(self, model: str | None) -> float:
+    def _base(self, model: str) -> str:
+        return self._bases.get(model, model)
+
+    def _same_base(self, model: str) -> bool:
+        return self._loaded is not None and self._base(self._loaded) == self._base(model)
+
+    def _seconds_for_changes(self, model: str) -> tuple[float, float]:
+        """Says what it takes to change to a model and back, and when the turn began that it ends."""
+        base = self._base(model)
+        if self._same_base(model):
+            return 2 * max(ADAPT_SECONDS, self._adapt_seconds.get(base, 0.0)), self._loaded_at
+        there = self._seconds_to_load(base)
+        here = None if self._loaded is None else self._base(self._loaded)
+        return there + self._seconds_to_load(here), self._base_loaded_at
+
+    def _seconds_to_load(self, base: str | None) -> float:
         known = self._load_seconds
-        if model is not None and model in known:
-            return known[model]
+        if base is not None and base in known:
+            return known[base]
         return max(known.values(), default=FIRST_LOAD_SECONDS)

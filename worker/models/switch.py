@@ -1,11 +1,11 @@
-"""One engine for several models, of which at most one is loaded at a time."""
+"""One engine for several models and their adapters, of which one at most is loaded at a time."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlx_rq.engine.interface import Engine, Outcome, Partial, Task, Totals
+from mlx_rq.engine.interface import Adapter, ModelEngine, Outcome, Partial, Task, Totals
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 
 _HELD_NOW = ("prefixes_held", "prefix_bytes")
@@ -14,14 +14,24 @@ _HELD_NOW = ("prefixes_held", "prefix_bytes")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that can be loaded, under the names by which jobs ask for it; the first is its id."""
+    """A model that can be loaded, under the names by which jobs ask for it; the first is its id.
+
+    With an `adapter` it is loaded as the model that has `base` for its id, and that is adapted.
+    """
 
     names: tuple[str, ...]
-    load: Callable[[], Engine]
+    load: Callable[[], ModelEngine]
+    base: str = ""
+    adapter: Adapter | None = None
 
     @property
     def id(self) -> str:
         return self.names[0]
+
+    @property
+    def base_id(self) -> str:
+        """The id of the model whose weights are loaded for it."""
+        return self.base or self.id
 
 
 class EngineSwitch:
@@ -36,17 +46,17 @@ class EngineSwitch:
         self.loading: ServedModel | None = None
         self.load_seconds = 0.0
         """How long it took to load the model that was loaded last."""
-        self._engine: Engine | None = None
+        self._engine: ModelEngine | None = None
         self._share = 1.0
         self._before = Totals()
         self._on_progress: Callable[[], None] = lambda: None
 
     @classmethod
-    def of(cls, engine: Engine, served_names: Sequence[str] = ()) -> "EngineSwitch":
+    def of(cls, engine: ModelEngine, served_names: Sequence[str] = ()) -> "EngineSwitch":
         """Gives one that has a model loaded, and knows no other."""
         names = dict.fromkeys([engine.model_id, *served_names, ANY_MODEL])
 
-        def load() -> Engine:
+        def load() -> ModelEngine:
             return engine
 
         switch = cls([ServedModel(tuple(names), load)])
@@ -54,22 +64,31 @@ class EngineSwitch:
         return switch
 
     def load(self, model_id: str) -> None:
-        """Loads a model in the place of another.
+        """Loads a model in the place of another; weights that it has in common with it stay.
 
-        Raises what loading raises. Then no model is loaded.
+        Raises what loading raises. Then no model is loaded, or the one that was to be adapted.
         """
         started = time.monotonic()
-        self.loading = self.models[model_id]
+        self.loading = wanted = self.models[model_id]
         try:
-            self.unload()
-            engine = self.loading.load()
-            if self._share < 1.0:
-                engine.throttle(self._share)
-            engine.on_progress = self._on_progress
-            self._engine, self.loaded = engine, self.loading
+            base = self.models[wanted.base_id]
+            if self._engine is None or self.loaded is None or self.loaded.base_id != base.id:
+                self.unload()
+                self._engine, self.loaded = self._ready(base.load()), base
+            if self.loaded is not wanted:
+                self.loaded = base  # and no more where it cannot be adapted
+                self._engine.adapt(wanted.adapter)
+                self.loaded = wanted
         finally:
             self.loading = None
-        self.load_seconds = time.monotonic() - started
+            self.load_seconds = time.monotonic() - started
+
+    def _ready(self, engine: ModelEngine) -> ModelEngine:
+        """Tells a new engine what the one before it was told."""
+        if self._share < 1.0:
+            engine.throttle(self._share)
+        engine.on_progress = self._on_progress
+        return engine
 
     def unload(self) -> None:
         """Frees the memory of the model. Its tasks have to be gone."""

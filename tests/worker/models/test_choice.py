@@ -7,7 +7,14 @@ from functools import cache
 
 import pytest
 
-from mlx_rq.worker.models.choice import LEAST_TURN, LONGEST_TURN, Backlog, Change, Choice
+from mlx_rq.worker.models.choice import (
+    ADAPT_SECONDS,
+    LEAST_TURN,
+    LONGEST_TURN,
+    Backlog,
+    Change,
+    Choice,
+)
 
 MAX_WAIT = 30.0
 LOAD = 2.0
@@ -16,9 +23,14 @@ LOAD = 2.0
 class Desk:
     """A choice between models that take two seconds to load, and a clock."""
 
-    def __init__(self, loaded: str | None = None, max_wait: float = MAX_WAIT) -> None:
+    def __init__(
+        self,
+        loaded: str | None = None,
+        max_wait: float = MAX_WAIT,
+        bases: Mapping[str, str] | None = None,
+    ) -> None:
         self.now = 1000.0
-        self.choice = Choice(max_wait, clock=lambda: self.now)
+        self.choice = Choice(max_wait, bases=bases or {}, clock=lambda: self.now)
         if loaded is not None:
             self.choice.loaded(loaded, LOAD)
 
@@ -123,6 +135,55 @@ def test_it_says_why() -> None:
     )
     desk.now += 2
     assert desk.next(a=9, b=2) == Change("b", "2 jobs wait for it, since 32 s")
+
+
+# A model and its adapters.
+
+
+BASES = {"a1": "a", "a2": "a", "a3": "a"}
+
+
+def test_an_adapter_goes_on_until_nothing_is_left_for_it_then_the_next_of_its_base() -> None:
+    desk = Desk("a", max_wait=1e9, bases=BASES)
+    assert desk.due_after(1000, a=1, a1=9, b=15) is None
+    desk.now += 1
+    assert desk.due(b=15, a1=1) == "a1"  # though more wait for the other one, and for longer
+    desk.choice.loaded("a1", 0.1)
+    assert desk.due(b=15, a2=1) == "a2"
+    assert desk.due(b=15) == "b"
+
+
+def test_an_adapter_has_a_short_turn_and_its_base_a_long_one() -> None:
+    jobs = {"a1": 50, "a2": 50, "b": 100}
+    desk = Desk("a", max_wait=1, bases=BASES)
+    desk.choice.loaded("a1", 0.01)
+    assert desk.due_after(1000, **jobs) == LEAST_TURN * 2 * ADAPT_SECONDS
+    desk.choice.loaded("a2", 0.01)
+    assert desk.due(**jobs) is None
+    left = LEAST_TURN * 2 * LOAD - LEAST_TURN * 2 * ADAPT_SECONDS  # of the base since its loading
+    assert desk.due_after(1000, **jobs) == left
+    assert desk.due(**jobs) == "b"  # which waited the longest
+
+
+def test_an_adapter_that_is_slow_to_put_on_has_a_longer_turn() -> None:
+    desk = Desk("a", max_wait=1, bases=BASES)
+    desk.choice.loaded("a1", 3.0)
+    assert desk.due_after(1000, a1=5, a2=5) == LEAST_TURN * 2 * 3.0
+
+
+def test_adapters_that_wait_do_not_keep_another_model_waiting_for_ever() -> None:
+    """However many jobs come for each of them."""
+    desk = Desk("a", max_wait=10, bases=BASES)
+    started, adapters = desk.now, ["a", "a1", "a2", "a3"]
+    while (change := desk.next(**dict.fromkeys([*adapters, "b"], 50))) is None or (
+        change.model != "b" or not change.due
+    ):
+        if change is not None and change.due:
+            desk.choice.loaded(change.model, 0.1)
+        desk.now += 1
+        assert desk.now < started + 1000
+    longest = LEAST_TURN * 2 * LOAD
+    assert desk.now - started <= max(10, longest) + LEAST_TURN * 2 * ADAPT_SECONDS
 
 
 # Beside the best that could be done.
