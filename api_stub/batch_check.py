@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_rq.jobs.batch.lines import Line, Source, digest
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest
+from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, asked_model
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 
 MAX_LINES = 50_000
@@ -93,9 +93,10 @@ class _Checker:
 
     def _check_model(self, line: Line) -> None:
         """Raises RequestError unless the model is that of all lines; without one, any will do."""
-        model = line.body.get("model")
-        if not isinstance(model, str) or not model:
+        model, adapter = line.body.get("model"), line.body.get("adapters")
+        if not isinstance(model, str) or not model or not isinstance(adapter, str | None):
             return  # what is wrong with it, the line's own record says
+        model = asked_model(model, adapter)
         if self._model is None:
             if not self._is_served(model):
                 raise RequestError(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from mlx_rq.api_stub.streaming import DONE, Sent, StreamOptions, data_event
 from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.job_request import JobRequest
-from mlx_rq.jobs.openai.requests import ANY_MODEL, ChatRequest, CompletionRequest
+from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, asked_model
 from mlx_rq.jobs.queue.stream import Delta, Kind
 
 
@@ -25,7 +25,7 @@ class Chunks:
 
     def __init__(self, job: Job, body: Mapping[str, Any], options: StreamOptions) -> None:
         self._id = self.request.id_prefix + job.id
-        self._model = body.get("model") or ANY_MODEL
+        self._model = asked_model(body.get("model"), body.get("adapters"))
         self._fingerprint: str | None = None  # the answer tells it
         self._created = int(time.time())
         self._usage = options.include_usage is True

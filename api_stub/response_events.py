@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_rq.api_stub.streaming import DONE, Sent, StartedOver, data_event
 from mlx_rq.jobs.client.job import Job
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.requests import asked_model
 from mlx_rq.jobs.openai.response_object import response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 from mlx_rq.jobs.queue.stream import Delta, Kind
@@ -83,7 +83,7 @@ class ResponseEvents:
             self._request,
             self._job_id,
             status=status,
-            model=self._request.model or ANY_MODEL,
+            model=asked_model(self._request.model, self._request.adapters),
             created_at=self._created_at,
             error=error,
         )

@@ -29,7 +29,7 @@ from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.submit import send
 from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.requests import ANY_MODEL, asked_model, is_any
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
@@ -113,11 +113,12 @@ class Service:
         waits: bool,
         idempotency_key: str | None,
     ) -> Job:
-        model = body.get("model")
-        if model is None or _is_text(model):  # else submit says what is wrong with it
+        names = [body.get("model"), body.get("adapters")]
+        if all(name is None or _is_text(name) for name in names):  # else submit says what is wrong
             with reachable(self.connection):
-                self.check_served(model or ANY_MODEL, waits=waits)
-                self._room.check(self.connection, model or ANY_MODEL)
+                model = asked_model(*names)
+                self.check_served(model, waits=waits)
+                self._room.check(self.connection, model)
         with self._quota.place(self.connection, options.owner or ANYONE) as place:
             prepared = prepare(body, request=wanted or validate(kind, body))
             prepared = with_history(prepared, self.redis_url, options.owner)
@@ -177,7 +178,7 @@ class Service:
             return
         known = {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
         if model not in known:
-            raise never_known(model, self._served - {ANY_MODEL}, known - self._served)
+            raise never_known(model, self._served, known - self._served)
         if waits:
             raise _away(model)
 
@@ -263,10 +264,9 @@ _START = "`mlx-rq worker --model NAME` starts one"
 
 def never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
     """Makes the error for a model that nobody has heard of; it tells which there are."""
-    there = (
-        f"Served now: {', '.join(sorted(served))}." if served else f"No worker is alive; {_START}."
-    )
-    if named := sorted(away - {ANY_MODEL}):
+    here, named = (sorted(name for name in names if not is_any(name)) for names in (served, away))
+    there = f"Served now: {', '.join(here)}." if here else f"No worker is alive; {_START}."
+    if named:
         there += f" Away at the moment: {', '.join(named)}."
     return ApiError(
         404,

@@ -12,7 +12,7 @@ from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.openapi import REFUSED, answers
 from mlx_rq.api_stub.service import Service, TheService, never_known
 from mlx_rq.jobs.openai.errors import RedisUnavailable
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.requests import is_any
 from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.overview import overview
@@ -89,9 +89,9 @@ def _unix(born: str) -> int:
 
 @router.get("/v1/models", responses={**answers(Models), **REFUSED})
 async def list_models(service: TheService) -> JSONResponse:
-    """List the models that live workers serve (`default`, which all serve, is not one)."""
+    """List the models and adapters that live workers serve, but not `default`, which all serve."""
     models = await run_in_threadpool(_models, service)
-    data = [model for name, model in sorted(models.items()) if name != ANY_MODEL]
+    data = [model for name, model in sorted(models.items()) if not is_any(name)]
     return JSONResponse({"object": "list", "data": data})
 
 
@@ -100,5 +100,5 @@ async def get_model(service: TheService, model: str) -> JSONResponse:
     """Describe one model. Its id may hold slashes."""
     models = await run_in_threadpool(_models, service)
     if model not in models:
-        raise never_known(model, models.keys() - {ANY_MODEL}, set())
+        raise never_known(model, models.keys(), set())
     return JSONResponse(models[model])

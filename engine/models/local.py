@@ -1,4 +1,4 @@
-"""The models that lie on this machine, wherever other programs have put them."""
+"""The models and adapters that lie on this machine, wherever other programs have put them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_rq.engine.models.load import context_length_of
+from mlx_rq.engine.interface import Adapter
+from mlx_rq.engine.models.adapters import WEIGHTS, check_adapter
+from mlx_rq.engine.models.load import ModelError, context_length_of
 
 LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
 """Where LM Studio keeps models, as <owner>/<name>: now, and in its older versions."""
@@ -19,7 +21,10 @@ _DEPTH = 2
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model folder: `name` is what `--model` takes for it, `dtype` how its weights are held."""
+    """A model's folder: `name` is what `--model` takes for it, `dtype` how its weights are held.
+
+    Of an adapter, `--adapter` takes it, the type is "lora" or "dora", and no context is told.
+    """
 
     name: str
     dtype: str
@@ -52,6 +57,18 @@ def read_model(path: Path, name: str, source: str) -> LocalModel | None:
     return LocalModel(name, _dtype_of(config), path, size, context_length_of(config), source)
 
 
+def read_adapter(folder: Path) -> LocalModel | None:
+    """Describes an adapter by its folder; None where it is not one that could be put on a model."""
+    name = str(folder)
+    try:
+        config = check_adapter(Adapter(name, folder))
+        size = (folder / WEIGHTS).stat().st_size
+    except (ModelError, OSError):
+        return None
+    source = f"adapter of {config['model']}" if config.get("model") else "adapter"
+    return LocalModel(name, config.get("fine_tune_type", "lora"), folder, size, 0, source)
+
+
 def _dtype_of(config: dict[str, Any]) -> str:
     quantised = config.get("quantization") or config.get("quantization_config")
     if isinstance(quantised, dict) and "bits" in quantised:
@@ -81,7 +98,8 @@ def _of_hub() -> Iterator[LocalModel]:
 
 
 def _under(folder: Path, source: str, depth: int = _DEPTH) -> Iterator[LocalModel]:
-    if (model := read_model(folder, str(folder), source)) is not None:
+    model = read_model(folder, str(folder), source) or read_adapter(folder)
+    if model is not None:
         yield model
         return
     try:

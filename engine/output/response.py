@@ -12,7 +12,12 @@ from mlx_rq.engine.output.writer import Finished, Writer
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.structured.output_format import InvalidAnswer
 from mlx_rq.engine.text.token_bytes import TokenBytes
-from mlx_rq.jobs.openai.requests import ANY_MODEL, ChatRequest, CompletionRequest
+from mlx_rq.jobs.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    asked_model,
+    is_any,
+)
 from mlx_rq.jobs.openai.responses import ResponsesRequest
 from mlx_rq.jobs.openai.token_count import TokenCountRequest
 
@@ -38,6 +43,7 @@ def response_of(
     A finished answer that is not of the form that was asked for makes the whole an error object.
     """
     request = task.request
+    asked = asked_model(request.model, request.adapters)
     chosen = _best(sequences)
     try:
         readings = [sequence.read() for sequence in chosen]
@@ -48,7 +54,7 @@ def response_of(
         list(zip(chosen, readings, strict=True)),
         token_usage(sequences),
         token_bytes,
-        model=model_id if request.model in (None, ANY_MODEL) else request.model,
+        model=model_id if is_any(asked) else asked,
         fingerprint=fingerprint,
     )
     response = WRITERS[request.kind].write(request, finished)

@@ -63,6 +63,8 @@ class JobRequest(Strict):
     """OpenAI's fields that are refused by name, with the values that ask for nothing."""
 
     model: ModelName | None = None
+    adapters: ModelName | None = None
+    """The adapter that is to be on the model, as mlx-lm's server calls it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -31,6 +31,20 @@ ANY_MODEL = "default"
 """The model that a body without `model` asks for; every worker serves it."""
 
 
+def asked_model(model: str | None, adapter: str | None = None) -> str:
+    """Names what a body asks for: a model, or a model with an adapter on it.
+
+    An adapter is asked for by a name under which a worker serves it; no job has files loaded.
+    """
+    name = model or ANY_MODEL
+    return name if adapter is None else f"{name}:{adapter}"
+
+
+def is_any(name: str) -> bool:
+    """Tells the name that every worker serves, by itself or with an adapter, from a model's own."""
+    return name.partition(":")[0] == ANY_MODEL
+
+
 def _prompt_shape(value: Any) -> str:
     """Tells apart the four forms of a prompt by what the array begins with."""
     if not isinstance(value, list):

@@ -26,7 +26,7 @@ _PRIORITIES: Mapping[str, Priority] = {"soonest": "high", "2h": "default", "8h":
 
 _SAME_NAME = (
     *Sampling.model_fields,
-    *("model", "parallel_tool_calls", "metadata", "store", "chat_template_kwargs"),
+    *("model", "adapters", "parallel_tool_calls", "metadata", "store", "chat_template_kwargs"),
 )
 _CALLED_BY_CHATS = {
     # What a fault of the chat is called in the request that it was made from.

@@ -11,7 +11,7 @@ from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.plain import plain
 from mlx_rq.jobs.openai.priority import Priority
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.requests import asked_model
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 from mlx_rq.jobs.openai.validation import encode_body, kind_of, validate
 from mlx_rq.jobs.queue.affinity import affinity_of
@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
         """Makes it of a body that was validated, which gave the `request`, and encoded."""
         return cls(
             kind=request.kind,
-            model=request.model or ANY_MODEL,
+            model=asked_model(request.model, request.adapters),
             encoded=encoded,
             affinity=affinity_of(body),
             path=path_of(body),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from fakes import StartWorker
 from servers import RunningServer, StartServer
 
 from mlx_rq.jobs.openai import validation
@@ -46,6 +47,27 @@ def test_a_response_that_its_endpoint_has_validated(
     body = {"input": "Hello", "model": "default", "background": True}
     accepted = server.http.post("/v1/responses", json=body)
     assert (accepted.status_code, accepted.json()["status"]) == (200, "queued")
+
+
+def test_an_adapter_is_asked_for_by_a_name_that_is_served(
+    start_server: StartServer, start_worker: StartWorker
+) -> None:
+    start_worker(served_names=("m", "m:sql", "m:loras/sql", "default:sql"))
+    http = start_server().http
+    listed = [model["id"] for model in http.get("/v1/models").json()["data"]]
+    assert listed == ["fake", "m", "m:loras/sql", "m:sql"]
+    for asked in ({"model": "m:sql"}, {"model": "default", "adapters": "sql"},
+                  {"model": "m", "adapters": "loras/sql"}):  # fmt: skip
+        answered = http.post("/v1/completions", json={"prompt": "Once", **asked})
+        assert answered.status_code == 200, answered.text
+    refused = http.post(
+        "/v1/completions", json={"prompt": "Once", "model": "m", "adapters": "/etc"}
+    )
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"] == (
+        "The model 'm:/etc' does not exist here: no live worker serves it. Served now: fake, m, "
+        "m:loras/sql, m:sql."
+    )
 
 
 def test_the_options_of_a_job_are_parameters_with_their_limits(server: RunningServer) -> None:

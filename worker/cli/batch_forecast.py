@@ -14,7 +14,7 @@ from mlx_rq.jobs.batch.check import checked
 from mlx_rq.jobs.batch.lines import Source, read_request
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
-from mlx_rq.jobs.openai.requests import ANY_MODEL, Request
+from mlx_rq.jobs.openai.requests import ANY_MODEL, Request, asked_model
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.workers import workers_for
 from mlx_rq.worker.cli.batch_progress import duration
@@ -134,7 +134,9 @@ def _cut(text: str) -> str:
 
 def _workers(sample: Sequence[_Sampled], redis_url: str | None) -> list[dict[str, Any]]:
     """Finds the live workers that would take the first request; none where there is no Redis."""
-    model = (sample[0].generated_from.model if sample else None) or ANY_MODEL
+    model = (
+        asked_model(sample[0].request.model, sample[0].request.adapters) if sample else ANY_MODEL
+    )
     connection = connect(redis_url)
     try:
         with reachable(connection):

@@ -40,7 +40,9 @@ DEMO_QUESTIONS = (
 @worker_options
 def demo(**options: Any) -> None:
     """Show the whole way: a queue, a worker, questions, answers. Leaves nothing behind."""
-    asked = asked_models(options["model"], options["served_name"], options["models_from"])
+    asked = asked_models(
+        *(options[name] for name in ("model", "served_name", "models_from", "adapter"))
+    )
     for one in asked:
         ensure_model(one.model)
     with (

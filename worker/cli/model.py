@@ -64,13 +64,13 @@ def pull_command(name: str, dtype: "Dtype | None", as_json: bool) -> None:
     envvar=None,
     multiple=True,
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="Look for models here, too.",
+    help="Look for models and adapters here, too.",
 )
 @json_option
 def list_command(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the known models, and those in the hub's cache and LM Studio's folders.
 
-    What stands in the first column is what --model takes.
+    What stands in the first column is what --model takes, or --adapter behind a name.
     """
     with needs_extra("worker"):
         from mlx_rq.engine.models.local import local_models, read_model

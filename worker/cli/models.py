@@ -1,29 +1,33 @@
-"""Which models a worker is to serve: `--model`, `--served-name`, and a file that lists them.
+"""Which models a worker is to serve: `--model`, `--served-name`, `--adapter`, and a file of them.
 
 [models.fast]                                # a name that jobs may ask for
 model = "mlx-community/Qwen3-4B-4bit"        # a known name, a folder, or a hub id
 names = ["qwen", "small"]                    # more names
 batch = 16                                   # as --batch and --kv-budget, for this one
 kv_budget = "4GB"
+adapters = { sql = "~/adapters/sql" }        # names and folders, as --adapter
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mlx_rq.engine.interface import Engine
+from mlx_rq.engine.interface import Adapter, ModelEngine
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.sizes import parse_bytes
 from mlx_rq.worker.models.switch import ServedModel
 
 DEMO_MODEL = "smollm2"
 
-_KEYS = ("model", "names", "batch", "kv_budget")
+_KEYS = ("model", "names", "batch", "kv_budget", "adapters")
+_BETWEEN = ":"
+"""Stands between the names of a model and of an adapter, so it is in none of an adapter's."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,21 @@ class AskedModel:
     names: tuple[str, ...] = ()
     batch: int | None = None
     kv_budget: int | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Names and folders."""
+
+    @property
+    def known_as(self) -> tuple[str, ...]:
+        """The names that can be told before the model is looked for; adapters have them, too."""
+        names = dict.fromkeys([self.model, *self.names])
+        return (*names, *(f"{name}{_BETWEEN}{one}" for name in names for one, _ in self.adapters))
 
 
 def asked_models(
-    model: Sequence[str], served_name: Sequence[str], models_from: Path | None
+    model: Sequence[str],
+    served_name: Sequence[str],
+    models_from: Path | None,
+    adapter: Sequence[str] = (),
 ) -> list[AskedModel]:
     """Puts together what the options ask for; raises ClickException."""
     listed = [] if models_from is None else list(_read(models_from))
@@ -47,20 +62,18 @@ def asked_models(
     else:
         names = _names_by_model(served_name, given)
     asked = [AskedModel(one, names.get(one, ())) for one in given]
-    asked += [
-        AskedModel(one.model, (*one.names, *names.get(one.model, ())), one.batch, one.kv_budget)
-        for one in listed
-    ]
-    return asked
+    asked += [replace(one, names=(*one.names, *names.get(one.model, ()))) for one in listed]
+    return _with_adapters(asked, adapter)
 
 
 def served_models(
-    asked: Sequence[AskedModel], engine_of: Callable[[AskedModel], Engine]
+    asked: Sequence[AskedModel], engine_of: Callable[[AskedModel], ModelEngine]
 ) -> list[ServedModel]:
     """Says under which names each model is served: its id, as it was given, and its own.
 
-    The first is also for jobs that name none. Raises ModelError where a model is not here, and
-    ClickException where two have a name in common.
+    The first is also for jobs that name none. Adapters have the names of their model, with their
+    own behind them, or the folder as it was given. Raises ModelError where a model or an adapter is
+    not here, and ClickException where two have a name in common.
     """
     from mlx_rq.engine.models.load import locate
 
@@ -69,14 +82,58 @@ def served_models(
     for number, one in enumerate(asked):
         model_id, _ = locate(one.model)
         names = dict.fromkeys([model_id, one.model, *one.names, *([] if number else [ANY_MODEL])])
-        for name in names:
-            if (other := of.setdefault(name, one.model)) != one.model:
-                raise click.ClickException(
-                    f"{other} and {one.model} would both be called {name!r}: jobs could not tell "
-                    "them apart"
-                )
-        served.append(ServedModel(tuple(names), partial(engine_of, one)))
+        base = ServedModel(tuple(names), partial(engine_of, one))
+        for model, what in ((base, one.model), *_adapted(base, one)):
+            for name in model.names:
+                if (other := of.setdefault(name, what)) != what:
+                    raise click.ClickException(
+                        f"{other} and {what} would both be called {name!r}: jobs could not tell "
+                        "them apart"
+                    )
+            served.append(model)
     return served
+
+
+def _adapted(base: ServedModel, asked: AskedModel) -> Iterator[tuple[ServedModel, str]]:
+    """Makes the adapters of a model; gives with each what it was called."""
+    from mlx_rq.engine.models.adapters import check_adapter
+
+    for own, folder in asked.adapters:
+        names = [f"{name}{_BETWEEN}{one}" for one in (own, folder) for name in base.names]
+        adapter = Adapter(names[0], Path(folder).expanduser())
+        check_adapter(adapter)
+        called = f"{asked.model}{_BETWEEN}{own}"
+        yield ServedModel(tuple(dict.fromkeys(names)), base.load, base.id, adapter), called
+
+
+def _with_adapters(asked: Sequence[AskedModel], given: Iterable[str]) -> list[AskedModel]:
+    """Adds what `--adapter` says to the models whose they are."""
+    adapters = {one.model: list(one.adapters) for one in asked}
+    models = {name: one.model for one in reversed(asked) for name in (*one.names, one.model)}
+    for value in given:
+        called, _, folder = value.partition("=")
+        model, _, name = called.rpartition(_BETWEEN)
+        if not name or not folder:
+            raise click.ClickException(
+                f"--adapter {value}: say its name and its folder: --adapter {name or 'NAME'}="
+                f"{folder or 'FOLDER'}"
+            )
+        if not model and len(adapters) == 1:
+            model = asked[0].model
+        if model not in models:
+            why = f"there is no model {model}" if model else "with several models"
+            raise click.ClickException(
+                f"--adapter {value}: {why}, say whose it is: "
+                f"--adapter {asked[0].model}{_BETWEEN}{name}={folder}"
+            )
+        adapters[models[model]].append((name, folder))
+    for model, pairs in adapters.items():
+        for name, times in Counter(name for name, _ in pairs).items():
+            if times > 1:
+                raise click.ClickException(
+                    f"{model} has {times} adapters {name!r}: jobs could not tell them apart"
+                )
+    return [replace(one, adapters=tuple(adapters[one.model])) for one in asked]
 
 
 def _names_by_model(
@@ -128,4 +185,15 @@ def _asked(settings: Any, name: str, where: str) -> AskedModel:
         nbytes = None if budget is None else parse_bytes(str(budget))
     except ValueError as error:
         raise refuse(f".kv_budget: {error}") from None
-    return AskedModel(model, (name, *names), batch, nbytes)
+    adapters = settings.get("adapters", {})
+    if not isinstance(adapters, dict) or not all(map(_is_adapter, adapters.items())):
+        raise refuse(
+            f".adapters is {adapters!r}; it must be a table of names, without {_BETWEEN!r}, and "
+            'folders, as { sql = "adapters/sql" }'
+        )
+    return AskedModel(model, (name, *names), batch, nbytes, tuple(adapters.items()))
+
+
+def _is_adapter(entry: tuple[str, Any]) -> bool:
+    name, folder = entry
+    return bool(name) and _BETWEEN not in name and isinstance(folder, str) and bool(folder)

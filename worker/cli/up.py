@@ -49,7 +49,9 @@ def up(
     still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
     part ends by itself, or this process is killed, the others end too.
     """
-    asked = asked_models(options["model"], options["served_name"], options["models_from"])
+    asked = asked_models(
+        *(options[name] for name in ("model", "served_name", "models_from", "adapter"))
+    )
     for one in asked:
         ensure_model(one.model)
     folder = data_folder(data_dir)
@@ -66,7 +68,7 @@ def up(
         server = None
         if http:
             _check_http_port(port)
-            names = dict.fromkeys(name for one in asked for name in (one.model, *one.names))
+            names = dict.fromkeys(name for one in asked for name in one.known_as)
             serve: dict[str, Any] = {"port": port, "data_dir": folder}
             serve |= {"model": tuple(names), "show_content": show_content}
             server = running.enter_context(

@@ -93,11 +93,18 @@ _worker_options = (
         help="Another name that it answers to; of several models, the one that is said.",
     ),
     option(
+        "--adapter",
+        type=_ModelName(),
+        multiple=True,
+        metavar="[MODEL:]NAME=FOLDER",
+        help="An adapter (LoRA, DoRA) that jobs ask for as MODEL:NAME; of several models, whose.",
+    ),
+    option(
         "--models-from",
         type=click.Path(dir_okay=False, exists=True, path_type=Path),
         default=None,
         metavar="FILE",
-        help="A TOML file that lists models, each with names, batch and kv_budget.",
+        help="A TOML file that lists models, each with names, batch, kv_budget and adapters.",
     ),
     option(
         "--unload-after",
@@ -275,6 +282,7 @@ def _generate(
     model: tuple[str, ...],
     served_name: tuple[str, ...],
     models_from: Path | None,
+    adapter: tuple[str, ...],
     trust_remote_code: bool,
     batch: int | str,
     kv_budget: int | None,
@@ -343,8 +351,9 @@ def _generate(
             )
         return engine
 
-    switch = EngineSwitch(served_models(asked_models(model, served_name, models_from), engine_of))
-    if len(switch.models) == 1:
+    asked = asked_models(model, served_name, models_from, adapter)
+    switch = EngineSwitch(served_models(asked, engine_of))
+    if len(asked) == 1:
         switch.load(switch.model_id)  # at once: what is wrong with it is to be seen now
     connection = new_connection(redis_url)
     spool = spool_folder(folder, connection)

@@ -13,8 +13,8 @@ takes a small part of the time, however jobs come; a thousand are not kept waiti
 one; and how long a model waits has a bound: `max_wait` and the turns of the others.
 
 Models of the same base, as a model and its adapters, take each other's place at little cost. So
-where one has no more work, those of its base come before the others; and the weight of what others
-wait for is set against all that there is to do for its base, the turn of which began with the first.
+where one has no more work, those of its base come before the others; and what waits for the others
+is weighed against all that there is to do for its base, the turn of which began with the first.
 """
 
 import time
@@ -187,7 +187,7 @@ class Choice:
         return self._loaded is not None and self._base(self._loaded) == self._base(model)
 
     def _seconds_for_changes(self, model: str) -> tuple[float, float]:
-        """Says what it takes to change to a model and back, and when the turn began that it ends."""
+        """Says what changing to a model and back takes, and when the turn began that it ends."""
         base = self._base(model)
         if self._same_base(model):
             return 2 * max(ADAPT_SECONDS, self._adapt_seconds.get(base, 0.0)), self._loaded_at

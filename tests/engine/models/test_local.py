@@ -48,8 +48,15 @@ def test_lm_studios_folders_and_others(tmp_path: Path) -> None:
     model_folder(tmp_path / "models" / "a" / "b" / "too-deep")
     (tmp_path / "models" / "notes").mkdir()
     model_folder(tmp_path / "models" / "no-weights", weights=0)
+    adapter = tmp_path / "models" / "sql"
+    adapter.mkdir()
+    parameters = {"rank": 8, "scale": 20.0, "dropout": 0.0}
+    config = {"fine_tune_type": "dora", "num_layers": 4, "lora_parameters": parameters}
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "model": "org/tiny"}))
+    (adapter / "adapters.safetensors").write_bytes(b"x" * 7)
     folders = [tmp_path / "models", ours]
     assert local_models(folders) == [
         LocalModel(str(theirs), "bfloat16", theirs, 10, 4096, "LM Studio"),
+        LocalModel(str(adapter), "dora", adapter, 7, 0, "adapter of org/tiny"),
         LocalModel(str(ours), "float16", ours, 10, 4096, str(tmp_path / "models")),
     ]

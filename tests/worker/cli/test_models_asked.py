@@ -1,12 +1,15 @@
 """Which models `--model`, `--served-name` and `--models-from` ask for, and their names."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 from fakes import FakeEngine
 
+from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.models.load import ModelError
 from mlx_rq.worker.cli.common import Duration
 from mlx_rq.worker.cli.main import main
@@ -37,10 +40,10 @@ def test_a_file_lists_models_with_names_and_how_each_is_run(tmp_path: Path) -> N
     file = listed(
         tmp_path,
         '[models.fast]\nmodel = "org/a"\nnames = ["small"]\nbatch = 16\nkv_budget = "4GB"\n'
-        '[models."org/b"]\n',
+        'adapters = {sql = "a/sql"}\n[models."org/b"]\n',
     )
     assert asked_models((), (), file) == [
-        AskedModel("org/a", ("fast", "small"), 16, 4_000_000_000),
+        AskedModel("org/a", ("fast", "small"), 16, 4_000_000_000, (("sql", "a/sql"),)),
         AskedModel("org/b", ("org/b",)),
     ]
     assert [one.model for one in asked_models(("org/c",), (), file)] == ["org/c", "org/a", "org/b"]
@@ -56,6 +59,8 @@ def test_a_file_lists_models_with_names_and_how_each_is_run(tmp_path: Path) -> N
         ('[models.a]\nkv_budget = "many"', "models.a.kv_budget: 'many' is not a number of bytes"),
         ('[models.a]\nnames = "b"', "models.a.names is 'b'; it must be a list of names, as"),
         ("[models.a]\nmodel = 3", "models.a.model is 3; it must be a known name, a folder, or"),
+        ('[models.a]\nadapters = ["sql"]', "models.a.adapters is ['sql']; it must be a table of"),
+        ('[models.a]\nadapters = {"a:b" = "c"}', "models.a.adapters is {'a:b': 'c'}; it must be"),
         ("[models]\na = 3", "models.a is 3; it must be a table"),
         ("[models", "Expected ']'"),
     ],
@@ -101,3 +106,71 @@ def test_the_environment_may_name_several_models() -> None:
 )
 def test_lengths_of_time(text: str, seconds: int) -> None:
     assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize(
+    ("models", "given", "adapters"),
+    [
+        (("org/a",), ("sql=x", "c=y=z"), [(("sql", "x"), ("c", "y=z"))]),
+        (("org/a",), ("org/a:sql=x",), [(("sql", "x"),)]),
+        (("org/a", "/b"), ("/b:sql=x", "org/a:sql=x"), [(("sql", "x"),), (("sql", "x"),)]),
+    ],
+)
+def test_an_adapter_is_of_the_one_model_or_of_that_which_is_named(
+    models: tuple[str, ...], given: tuple[str, ...], adapters: list[Any]
+) -> None:
+    assert [one.adapters for one in asked_models(models, (), None, given)] == adapters
+
+
+@pytest.mark.parametrize(
+    ("models", "given", "why"),
+    [
+        (
+            ("a", "b"),
+            ("sql=x",),
+            "--adapter sql=x: with several models, say whose it is: --adapter a:sql=x",
+        ),
+        (
+            ("a",),
+            ("b:sql=x",),
+            "--adapter b:sql=x: there is no model b, say whose it is: --adapter a:sql=x",
+        ),
+        (("a",), ("sql",), "--adapter sql: say its name and its folder: --adapter sql=FOLDER"),
+        (("a",), ("=x",), "--adapter =x: say its name and its folder: --adapter NAME=x"),
+        (
+            ("a",),
+            ("sql=x", "sql=y"),
+            "a has 2 adapters 'sql': jobs could not tell them apart",
+        ),
+    ],
+)
+def test_an_adapter_that_is_asked_for_wrongly(
+    models: tuple[str, ...], given: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(click.ClickException) as refused:
+        asked_models(models, (), None, given)
+    assert refused.value.message == why
+
+
+def test_an_adapter_is_served_under_the_names_of_its_model(tmp_path: Path) -> None:
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    asked = [AskedModel("org/a", ("x",), adapters=(("sql", str(folder)),))]
+    assert asked[0].known_as == ("org/a", "x", "org/a:sql", "x:sql")
+    with pytest.raises(ModelError):
+        served_models(asked, lambda asked: FakeEngine())
+    config = {"num_layers": 4, "lora_parameters": {"rank": 8, "scale": 20.0, "dropout": 0}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapters.safetensors").touch()
+    base, adapter = served_models(asked, lambda asked: FakeEngine())
+    assert adapter.base_id == base.id == base.base_id == "org/a"
+    assert adapter.adapter == Adapter("org/a:sql", folder)
+    assert adapter.names == (
+        *("org/a:sql", "x:sql", "default:sql"),
+        *(f"{name}:{folder}" for name in ("org/a", "x", "default")),
+    )
+    with pytest.raises(click.ClickException) as refused:
+        served_models([*asked, AskedModel("org/b", ("org/a:sql",))], lambda asked: FakeEngine())
+    assert refused.value.message == (
+        "org/a:sql and org/b would both be called 'org/a:sql': jobs could not tell them apart"
+    )

@@ -12,7 +12,7 @@ from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, answer, even
 from redis import Redis
 
 from mlx_rq import Job, JobFailed, submit, submit_many
-from mlx_rq.engine.interface import Task
+from mlx_rq.engine.interface import Adapter, Task
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.models import changes
@@ -52,6 +52,40 @@ class Shelf:
             return self.engines[name]
 
         return load
+
+
+class AdaptedShelf(Shelf):
+    """Models a and b, of which a has the adapters x and y; `bad` does not fit it."""
+
+    def __init__(self, **engine_options: Any) -> None:
+        super().__init__("a", "b", **engine_options)
+        a, b = self.switch.models.values()
+        adapted = [
+            ServedModel(
+                tuple(f"{name}:{own}" for name in a.names),
+                a.load,
+                a.id,
+                Adapter(f"a:{own}", Path(own)),
+            )
+            for own in ("x", "y", "bad")
+        ]
+        self.switch = EngineSwitch([a, *adapted, b])
+
+    def _engine(self, name: str, options: dict[str, Any]) -> FakeEngine:
+        def answer_with(task: Task) -> dict[str, Any]:
+            on = engine.adapted[-1] if engine.adapted else None
+            return {**answer(task), "model": on or name}
+
+        def adapt(adapter: Adapter | None) -> None:
+            plain(adapter)
+            if adapter is not None and adapter.model_id == "a:bad":
+                engine.adapted[-1] = None
+                raise RuntimeError(IN_VAIN)
+
+        engine = FakeEngine(name, answer_with=answer_with, **options)
+        plain = engine.adapt
+        engine.adapt = adapt  # type: ignore[method-assign]
+        return engine
 
 
 def jobs_for(*models: str) -> list[Job]:
@@ -160,6 +194,70 @@ def test_it_says_what_is_loaded_and_what_is_next_and_why(
     why = "2 jobs wait for it: when the loaded one has no more work"
     assert said["next"] == {"model": "b", "why": why}
     assert f"worker {worker.name[:8]} loads 'b' next: {why}" in overview(connection)["notes"]
+
+
+def test_adapters_take_turns_on_a_model_that_is_loaded_once(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    shelf = AdaptedShelf()
+    jobs = jobs_for("a", "b", *["a:x", "a:y"] * 3, "a", "org/a:x", "default:y")
+    jobs += submit_many([{**BODY, "adapters": "x"}, {**BODY, "model": "a", "adapters": "y"}])
+    worker = start_worker(switch=shelf.switch, burst=True)
+    assert answered_by(jobs) == [
+        *("a", "b", *["a:x", "a:y"] * 3, "a", "a:x", "a:y"),
+        *("a:x", "a:y"),
+    ]
+    assert worker.join() == len(jobs)
+    assert sorted(shelf.loaded) == ["a", "b"]
+    changes = shelf.engines["a"].adapted
+    assert sorted(map(str, changes)) in (["None", "a:x", "a:y"], ["a:x", "a:y"])
+
+
+def test_what_runs_ends_with_its_own_adapter_before_another_is_put_on(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "LOOK_SECONDS", 0.0)
+    shelf = AdaptedShelf(capacity=2, hold=True)
+    (of_x,) = jobs_for("a:x")
+    worker = start_worker(switch=shelf.switch)
+    engine = shelf.engines["a"]
+    engine.wait_for_tasks(1)
+    (of_y,) = jobs_for("a:y")
+    eventually(lambda: worker.worker._changes.next is not None, "a look")
+    assert engine.adapted == ["a:x"]
+    engine.release()
+    assert answered_by([of_x, of_y]) == ["a:x", "a:y"]
+    assert engine.adapted == ["a:x", "a:y"]
+
+
+def test_an_adapter_that_does_not_fit_fails_its_own_jobs_and_no_others(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    shelf = AdaptedShelf()
+    bad, *good = jobs_for("a:bad", "a", "a:x")
+    worker = start_worker(switch=shelf.switch)
+    assert answered_by(good) == ["a", "a:x"]
+    with pytest.raises(JobFailed) as failed:
+        bad.result(PATIENCE)
+    assert failed.value.error["message"] == f"The model could not be loaded: {IN_VAIN}"
+    assert shelf.loaded == ["a"]
+    worker.worker._leases.say()
+    states = {model["id"]: model["state"] for model in described(connection)["models"]}
+    assert states["a:bad"] == "failed"
+    assert sorted(states.values()) == ["can_be_loaded"] * 3 + ["failed", "loaded"]
+
+
+def test_a_model_that_cannot_be_loaded_has_no_adapters_either(start_worker: StartWorker) -> None:
+    shelf = Shelf("bad")
+    (base,) = shelf.switch.models.values()
+    adapter = ServedModel(("bad:x",), base.load, "bad", Adapter("bad:x", Path("x")))
+    shelf.switch = EngineSwitch([base, adapter])
+    jobs = jobs_for("bad:x", "bad")
+    start_worker(switch=shelf.switch)
+    for job in jobs:
+        with pytest.raises(JobFailed):
+            job.result(PATIENCE)
+    assert shelf.loaded == ["bad"]
 
 
 class Awake(KeepAwake):
