@@ -88,6 +88,11 @@ class Intake:
     def _alone(self) -> bool:
         return self._is_alone() or self._options.burst
 
+    @property
+    def waits(self) -> bool:
+        """Whether there are jobs that may not be begun yet."""
+        return self._pause.reason is not None or self._changes.resting
+
     def look_for_others(self) -> None:
         """Looks what waits for the other models; ends jobs of those that cannot be loaded."""
         if self._changes.is_look_due(bool(self._held)) and self.open:

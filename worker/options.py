@@ -16,7 +16,8 @@ class WorkerOptions:
     leases are renewed no more; a job that waited `max_wait` seconds is taken even where another
     worker has its prefix. `burst` ends when the queues are empty, `max_jobs` after so many jobs.
     A model that had nothing to do for `unload_after` seconds is unloaded, until there is a job.
-    `spool` is a folder for answers that Redis does not take. By `machine` (`leases/machine.py`)
+    `spool` is a folder for answers that Redis does not take, `loading` one for notes of models that
+    are being loaded. By `machine` (`leases/machine.py`)
     others here tell that the worker died. With `check`, the worker is checked when it is idle and
     now and then, and ends where it has lost track of something.
     """
@@ -31,5 +32,6 @@ class WorkerOptions:
     burst: bool = False
     max_jobs: int | None = None
     spool: Path | None = None
+    loading: Path | None = None
     machine: str = ""
     check: bool = False

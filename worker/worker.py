@@ -38,6 +38,7 @@ from mlx_rq.worker.leases.recovery import Count
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.live import LiveReport
 from mlx_rq.worker.models.changes import Interrupted, ModelChanges, backlogs_of
+from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
@@ -93,6 +94,7 @@ class MLXWorker(RQRegistration):
             max_wait=options.max_wait,
             unload_after=options.unload_after,
             beat=self._progress,
+            notes=LoadingNotes(options.loading),
         )
         self._in_flight: set[str] = set()
         self._stream = StreamPublisher(engine, connection)
@@ -253,7 +255,7 @@ class MLXWorker(RQRegistration):
         if claimed := self._intake.claim(most):
             self._start(claimed)
             self._intake.began(len(claimed))
-        elif not self._held and (self._pause.reason is not None or not self.options.burst):
+        elif not self._held and (self._intake.waits or not self.options.burst):
             self._wait()
 
     def _wait(self) -> None:

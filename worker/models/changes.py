@@ -15,6 +15,7 @@ from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.worker.models.choice import Backlog, Change, Choice
+from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -23,7 +24,16 @@ LOOK_SECONDS = 1.0
 """A worker that is busy looks this often at what waits for its other models."""
 
 AGAIN_SECONDS = 60.0
-"""A model that could not be loaded is tried again after so long, if there are jobs for it."""
+"""A model that could not be loaded is tried again after so long, if there are jobs for it.
+
+One that took the worker with it is tried after so long, too, then after twice as long.
+"""
+
+MOST_DEATHS = 3
+"""After so many workers that died while they loaded a model its jobs are refused."""
+
+GIVEN_UP_SECONDS = 3600.0
+"""So long after the last of them; then it is tried once more."""
 
 _BEAT_SECONDS = 1.0
 
@@ -51,6 +61,7 @@ class ModelChanges:
         max_wait: float,
         unload_after: float | None,
         beat: Callable[[], None],
+        notes: LoadingNotes = LoadingNotes(None),  # noqa: B008 (it keeps nothing)
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`beat` is called while a model is loaded, so that nobody takes that for a stall."""
@@ -62,13 +73,18 @@ class ModelChanges:
         bases = {model.id: model.base_id for model in switch.models.values()}
         self._choice = Choice(max_wait, bases=bases, clock=clock)
         self._note_loaded()
+        self._notes = notes
         self._failures: dict[str, _Failure] = {}
+        self._rests_until: dict[str, float] = {}
+        self._take_note_of_deaths()
         self._waits_here = False
         self._looked_at = -LOOK_SECONDS
         self._worked_at = clock()
         self._loading_thread: int | None = None
         self.next: Change | None = None
         """The model that comes next, if jobs wait for one."""
+        self.resting = False
+        """Whether jobs wait for a model that is not tried now, since a worker died of it."""
         self.unloadable: tuple[ServedModel, ...] = ()
         """Those that cannot be loaded, though jobs wait for them."""
 
@@ -87,7 +103,7 @@ class ModelChanges:
     @property
     def more(self) -> bool:
         """Whether jobs wait, as of the last look, that are not of the loaded model."""
-        return self.next is not None or bool(self.unloadable)
+        return self.next is not None or bool(self.unloadable) or self.resting
 
     def is_look_due(self, busy: bool) -> bool:
         """Whether it is time to look at what waits: at once where there is nothing to do."""
@@ -107,6 +123,8 @@ class ModelChanges:
             if (failure := self._failure_of(model)) is not None and failure.until > now
         ]
         self.unloadable = tuple(model for model in failed if backlogs.pop(model.id).jobs)
+        resting = [backlogs.pop(model) for model in list(backlogs) if self._rests(model)]
+        self.resting = any(backlog.jobs for backlog in resting)
         if (here := self._switch.loaded) is not None:
             waiting = backlogs[here.id].ranks
             self._waits_here = any(waiting)
@@ -126,18 +144,19 @@ class ModelChanges:
         model, self.next = self._switch.models[self.next.model], None
         logger.info("loading %s", model.id)
         try:
-            with self._beating():
+            with self._beating(), self._notes.noted(self._loaded_for(model)):
                 self._switch.load(model.id)
         except Exception as error:  # foreign files fail in as many ways as there are models
             reason = next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
             logger.error("%s cannot be loaded: %s", model.id, reason)
             # Without its base, none of the adapters can be put on.
-            at_fault = model.base_id if self._switch.loaded is None else model.id
+            at_fault = self._loaded_for(model)
             self._failures[at_fault] = _Failure(reason, self._clock() + AGAIN_SECONDS)
             self._note_loaded()
             return
         for one in (model.id, model.base_id):
             self._failures.pop(one, None)
+            self._rests_until.pop(one, None)
         self._note_loaded()
         self._worked_at = self._clock()
         logger.info("loaded %s in %.1f s", model.id, self._switch.load_seconds)
@@ -148,6 +167,35 @@ class ModelChanges:
             self._choice.unloaded()
         else:
             self._choice.loaded(loaded.id, self._switch.load_seconds)
+
+    def _loaded_for(self, model: ServedModel) -> str:
+        """Says what has to be loaded for a model: its weights, or what is adapted of them."""
+        loaded = self._switch.loaded
+        is_there = loaded is not None and loaded.base_id == model.base_id
+        return model.id if is_there else model.base_id
+
+    def _take_note_of_deaths(self) -> None:
+        """Lets models rest that took workers with them; gives up those that did so often."""
+        there = self._switch.loaded
+        for model, deaths in self._notes.deaths().items():
+            if there is not None and model == there.id:
+                continue
+            ago = time.time() - deaths.last
+            logger.error("%d workers died while they loaded %s", deaths.count, model)
+            if deaths.count < MOST_DEATHS:
+                rest = AGAIN_SECONDS * 2 ** (deaths.count - 1) - ago
+                self._rests_until[model] = self._clock() + rest
+            else:
+                reason = (
+                    f"{deaths.count} workers died while they loaded it, most likely for want of "
+                    "memory; choose a smaller one, or one of fewer bits"
+                )
+                until = self._clock() + GIVEN_UP_SECONDS - ago
+                self._failures[model] = _Failure(reason, until)
+
+    def _rests(self, model_id: str) -> bool:
+        model, now = self._switch.models[model_id], self._clock()
+        return any(self._rests_until.get(one, now) > now for one in (model.id, model.base_id))
 
     def _failure_of(self, model: ServedModel) -> _Failure | None:
         return self._failures.get(model.base_id) or self._failures.get(model.id)

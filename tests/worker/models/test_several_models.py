@@ -18,6 +18,7 @@ from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.models import changes
 from mlx_rq.worker.models.changes import Interrupted, ModelChanges
 from mlx_rq.worker.models.choice import Backlog
+from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
 from mlx_rq.worker.process.power import KeepAwake
 
@@ -331,6 +332,7 @@ def test_loading_for_long_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 KILLED = """
 import os, signal, sys
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from fakes import FakeEngine
 from mlx_rq.jobs.queue.connection import new_connection
@@ -342,21 +344,33 @@ switch = EngineSwitch([
     ServedModel(("a",), lambda: FakeEngine("a")),
     ServedModel(("b",), lambda: os.kill(os.getpid(), signal.SIGKILL)),
 ])
-MLXWorker(switch, new_connection(), new_connection(), options=WorkerOptions(burst=True)).run()
+options = WorkerOptions(burst=True, loading=Path(sys.argv[2]))
+MLXWorker(switch, new_connection(), new_connection(), options=options).run()
 """
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_change_loses_nothing(
-    redis_url: str, start_worker: StartWorker
+    redis_url: str, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the next one lets the model rest which it died of, while the others go on."""
     jobs = jobs_for(*"aaabb")
     tests = str(Path(__file__).parents[2])
-    killed = subprocess.run([sys.executable, "-c", KILLED, tests], timeout=6 * PATIENCE)
+    command = [sys.executable, "-c", KILLED, tests, str(tmp_path)]
+    killed = subprocess.run(command, timeout=6 * PATIENCE)
     assert killed.returncode == -signal.SIGKILL
     assert [job.status() for job in jobs] == ["completed"] * 3 + ["queued"] * 2
 
-    start_worker(switch=Shelf("a", "b").switch)
+    shelf = Shelf("a", "b")
+    cautious = start_worker(switch=shelf.switch, loading=tmp_path)
+    assert answered_by(jobs_for("a")) == ["a"]
+    eventually(lambda: cautious.worker._changes.resting, "a look")
+    assert shelf.loaded == ["a"]
+    assert cautious.stop() == 1
+
+    monkeypatch.setattr(changes, "AGAIN_SECONDS", 0.0)
+    start_worker(switch=shelf.switch, loading=tmp_path, burst=True)
     assert answered_by(jobs[3:]) == ["b", "b"]
+    assert LoadingNotes(tmp_path).deaths() == {}
 
 
 def test_jobs_of_another_model_wake_an_idle_worker(
