@@ -16,9 +16,9 @@ from mlx_rq.engine.models.load import LoadedModel
 KEYS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"]
 
 
-def fresh_model(*, bits: int | None = None, family: str = "llama") -> LoadedModel:
+def fresh_model(*, bits: int | None = None, family: str = "llama", **config: Any) -> LoadedModel:
     """A tiny model of one's own, since adapters change it; with `bits`, quantised."""
-    model = random_model(family, COMMON)
+    model = random_model(family, {**COMMON, **config})
     if bits is not None:
         nn.quantize(model.model, group_size=32, bits=bits)
     return model
@@ -31,9 +31,9 @@ def write_adapter(
     seed: int = 1,
     bits: int | None = None,
     keys: list[str] | None = None,
-    **parameters: Any,
+    model: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes a random adapter, strong enough to change most tokens, for a model of this kind."""
+    """Writes a random adapter, strong enough to change most tokens, for a fresh `model`."""
     config: dict[str, Any] = {
         "fine_tune_type": kind,
         "num_layers": 2,
@@ -42,10 +42,9 @@ def write_adapter(
             "scale": 2.0,
             "dropout": 0.5,
             "keys": keys or KEYS,
-            **parameters,
         },
     }
-    network = fresh_model(bits=bits).model
+    network = fresh_model(bits=bits, **(model or {})).model
     network.freeze()
     linear_to_lora_layers(
         network, config["num_layers"], config["lora_parameters"], use_dora=kind == "dora"

@@ -3,13 +3,14 @@
 Random weights make every numerical slip visible: nothing in the text hides it.
 """
 
+import json
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import CacheList, KVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -184,6 +185,20 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> LoadedMo
         vocab_size=VOCABULARY,
         fingerprint="fp_tiny",
     )
+
+
+def model_folder(folder: Path, family: str = "llama", seed: int = 0, **config: Any) -> Path:
+    """Writes a random model as a folder that can be loaded, here and by mlx-lm."""
+    whole = {**COMMON, **FAMILIES[family], **config}
+    network = random_model(family, whole, seed).model
+    folder.mkdir(parents=True)
+    weights: Any = tree_flatten(network.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(weights))
+    about = {"model_type": family, "eos_token_id": 258, **whole}
+    (folder / "config.json").write_text(json.dumps(about))
+    tokenizer: Any = byte_tokenizer()
+    tokenizer.save_pretrained(str(folder))
+    return folder
 
 
 class Nested:
