@@ -6,6 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel
 
 from mlx_rq.jobs.client.job import Status
+from mlx_rq.jobs.queue.workers import ModelState
 
 Item = TypeVar("Item")
 
@@ -178,9 +179,6 @@ class Batch(BaseModel):
     model: str | None
     usage: dict[str, Any] | None
     note: str | None
-
-
-ModelState = Literal["loaded", "loading", "can_be_loaded", "failed"]
 
 
 class Model(BaseModel):

@@ -91,7 +91,7 @@ class Intake:
     @property
     def waits(self) -> bool:
         """Whether there are jobs that may not be begun yet."""
-        return self._pause.reason is not None or self._changes.resting
+        return self._pause.reason is not None or self._changes.later
 
     def look_for_others(self) -> None:
         """Looks what waits for the other models; ends jobs of those that cannot be loaded."""

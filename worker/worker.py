@@ -16,7 +16,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -27,6 +27,7 @@ from rq.worker import WorkerStatus
 
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.jobs.queue.workers import ModelState
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.intake import Intake
 from mlx_rq.worker.integrity import IntegrityChecks
@@ -37,8 +38,9 @@ from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import Count
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.live import LiveReport
-from mlx_rq.worker.models.changes import Interrupted, ModelChanges, backlogs_of
+from mlx_rq.worker.models.changes import Interrupted, ModelChanges
 from mlx_rq.worker.models.loading_notes import LoadingNotes
+from mlx_rq.worker.models.observed import backlogs_of, states_elsewhere
 from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
@@ -94,6 +96,7 @@ class MLXWorker(RQRegistration):
             max_wait=options.max_wait,
             unload_after=options.unload_after,
             beat=self._progress,
+            others=self._states_elsewhere,
             notes=LoadingNotes(options.loading),
         )
         self._in_flight: set[str] = set()
@@ -236,6 +239,12 @@ class MLXWorker(RQRegistration):
             if not self._held:
                 self._load_next()
 
+    def _states_elsewhere(self) -> Mapping[str, ModelState]:
+        """Tells how far other workers are with the models of this one, by id."""
+        if self._leases.alone:
+            return {}
+        return states_elsewhere(self.connection, self.engine.models.values(), self.name)
+
     def _load_next(self) -> None:
         self._awake.turn(True)
         self._leases.say()
@@ -266,7 +275,7 @@ class MLXWorker(RQRegistration):
         if lost := self.claims.newly_lost():
             logger.error("%d jobs were gone from Redis when their turn came", lost)
         if self._intake.open:
-            self.claims.say_idle(IDLE_SECONDS)
+            self.claims.say_idle(IDLE_SECONDS, self._changes.able)
         (time.sleep if paused else self.claims.wait)(IDLE_SECONDS)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
-from mlx_rq.api_stub.answers import Health, Model, Models, ModelState
+from mlx_rq.api_stub.answers import Health, Model, Models
 from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.openapi import REFUSED, answers
 from mlx_rq.api_stub.service import Service, TheService, never_known
@@ -16,7 +16,7 @@ from mlx_rq.jobs.openai.requests import is_any
 from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.overview import overview
-from mlx_rq.jobs.queue.workers import live_workers
+from mlx_rq.jobs.queue.workers import ModelState, live_workers
 
 router = APIRouter(tags=["state"])
 open_router = APIRouter(tags=["state"])

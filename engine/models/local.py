@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.models.adapters import WEIGHTS, check_adapter
-from mlx_rq.engine.models.load import ModelError, context_length_of
+from mlx_rq.engine.models.load import ModelError, context_length_of, locate
 
 LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
 """Where LM Studio keeps models, as <owner>/<name>: now, and in its older versions."""
@@ -55,6 +55,19 @@ def read_model(path: Path, name: str, source: str) -> LocalModel | None:
     if not weights or not isinstance(config, dict) or "model_type" not in config:
         return None
     return LocalModel(name, _dtype_of(config), path, size, context_length_of(config), source)
+
+
+def weight_bytes_here(model: str) -> int | None:
+    """Says how many bytes of weights a model has; None where it is not on this machine yet."""
+    _, folder = locate(model)
+    if folder is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json")
+        if not isinstance(found, str):
+            return None
+        folder = Path(found).parent
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 
 def read_adapter(folder: Path) -> LocalModel | None:

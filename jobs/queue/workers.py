@@ -88,12 +88,16 @@ class WorkerLive(_Lenient):
     rows: dict[str, Count] = Field(default_factory=dict)
 
 
+ModelState = Literal["loaded", "loading", "can_be_loaded", "failed"]
+"""How far a worker is with a model, the furthest first."""
+
+
 class ServedModel(_Lenient):
     """A model that a worker can load, under the names by which jobs ask for it."""
 
     id: str = ""
     names: list[str] = Field(default_factory=list)
-    state: Literal["loaded", "loading", "can_be_loaded", "failed"] = "can_be_loaded"
+    state: ModelState = "can_be_loaded"
     why: str | None = None
 
 

@@ -67,13 +67,16 @@ def asked_models(
 
 
 def served_models(
-    asked: Sequence[AskedModel], engine_of: Callable[[AskedModel], ModelEngine]
+    asked: Sequence[AskedModel],
+    engine_of: Callable[[AskedModel], ModelEngine],
+    room: int | None = None,
 ) -> list[ServedModel]:
     """Says under which names each model is served: its id, as it was given, and its own.
 
     The first is also for jobs that name none. Adapters have the names of their model, with their
-    own behind them, or the folder as it was given. Raises ModelError where a model or an adapter is
-    not here, and ClickException where two have a name in common.
+    own behind them, or the folder as it was given. Of several models, those are not to be loaded
+    whose weights are known to take more than `room` bytes. Raises ModelError where a model or an
+    adapter is not here, and ClickException where two have a name in common.
     """
     from mlx_rq.engine.models.load import locate
 
@@ -82,7 +85,8 @@ def served_models(
     for number, one in enumerate(asked):
         model_id, _ = locate(one.model)
         names = dict.fromkeys([model_id, one.model, *one.names, *([] if number else [ANY_MODEL])])
-        base = ServedModel(tuple(names), partial(engine_of, one))
+        too_large = "" if room is None or len(asked) == 1 else _too_large(one.model, room)
+        base = ServedModel(tuple(names), partial(engine_of, one), too_large=too_large)
         for model, what in ((base, one.model), *_adapted(base, one)):
             for name in model.names:
                 if (other := of.setdefault(name, what)) != what:
@@ -103,7 +107,18 @@ def _adapted(base: ServedModel, asked: AskedModel) -> Iterator[tuple[ServedModel
         adapter = Adapter(names[0], Path(folder).expanduser())
         check_adapter(adapter)
         called = f"{asked.model}{_BETWEEN}{own}"
-        yield ServedModel(tuple(dict.fromkeys(names)), base.load, base.id, adapter), called
+        own_names = tuple(dict.fromkeys(names))
+        yield ServedModel(own_names, base.load, base.id, adapter, base.too_large), called
+
+
+def _too_large(model: str, room: int) -> str:
+    """Says why a model cannot be loaded on this machine; empty where it might be."""
+    from mlx_rq.engine.models.local import weight_bytes_here
+
+    nbytes = weight_bytes_here(model)
+    if nbytes is None or nbytes <= room:
+        return ""
+    return f"its weights take {nbytes / 1e9:,.1f} GB, and there is room for {room / 1e9:,.1f} GB"
 
 
 def _with_adapters(asked: Sequence[AskedModel], given: Iterable[str]) -> list[AskedModel]:

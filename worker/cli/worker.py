@@ -352,7 +352,7 @@ def _generate(
         return engine
 
     asked = asked_models(model, served_name, models_from, adapter)
-    switch = EngineSwitch(served_models(asked, engine_of))
+    switch = EngineSwitch(served_models(asked, engine_of, device.ceiling or device.physical))
     if len(asked) == 1:
         switch.load(switch.model_id)  # at once: what is wrong with it is to be seen now
     connection = new_connection(redis_url)

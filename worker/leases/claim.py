@@ -195,14 +195,14 @@ class Claims:
             submitted_at=reading.number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )
 
-    def say_idle(self, seconds: float) -> None:
-        """Says to workers that have too much that this one has nothing to do.
+    def say_idle(self, seconds: float, models: Iterable[str]) -> None:
+        """Says to workers that have too much of some models that this one has nothing to do.
 
         It holds for twice the time, so that it still does when it is said once more.
         """
         self._said_idle = True
         with self._connection.pipeline(transaction=False) as pipe:
-            for model in self._models:
+            for model in models:
                 pipe.set(keys.idle(model), self._worker_name, px=int(2000 * seconds))
             pipe.execute()
 

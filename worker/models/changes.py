@@ -6,14 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from redis import Redis
-
 from mlx_rq.jobs.openai.errors import ErrorObject, error_object
-from mlx_rq.jobs.openai.priority import PRIORITIES
-from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.backlog import waiting_in
+from mlx_rq.jobs.queue.workers import ModelState
 from mlx_rq.worker.models.choice import Backlog, Change, Choice
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
@@ -61,12 +58,17 @@ class ModelChanges:
         max_wait: float,
         unload_after: float | None,
         beat: Callable[[], None],
+        others: Callable[[], Mapping[str, ModelState]] = lambda: MappingProxyType({}),
         notes: LoadingNotes = LoadingNotes(None),  # noqa: B008 (it keeps nothing)
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`beat` is called while a model is loaded, so that nobody takes that for a stall."""
+        """`beat` is called while a model is loaded, so that nobody takes that for a stall.
+
+        `others` tells how far other live workers that take jobs are with the same models, by id.
+        """
         self._switch = switch
         self._backlogs = backlogs
+        self._others = others
         self._unload_after = unload_after
         self._beat = beat
         self._clock = clock
@@ -77,14 +79,13 @@ class ModelChanges:
         self._failures: dict[str, _Failure] = {}
         self._rests_until: dict[str, float] = {}
         self._take_note_of_deaths()
-        self._waits_here = False
+        self._waits_here = self._claimed_none = False
         self._looked_at = -LOOK_SECONDS
         self._worked_at = clock()
         self._loading_thread: int | None = None
         self.next: Change | None = None
         """The model that comes next, if jobs wait for one."""
-        self.resting = False
-        """Whether jobs wait for a model that is not tried now, since a worker died of it."""
+        self._resting = False
         self.unloadable: tuple[ServedModel, ...] = ()
         """Those that cannot be loaded, though jobs wait for them."""
 
@@ -103,7 +104,22 @@ class ModelChanges:
     @property
     def more(self) -> bool:
         """Whether jobs wait, as of the last look, that are not of the loaded model."""
-        return self.next is not None or bool(self.unloadable) or self.resting
+        return self.next is not None or bool(self.unloadable) or self._resting
+
+    @property
+    def later(self) -> bool:
+        """Whether jobs wait for a model that is not to be loaded yet.
+
+        A worker died of it, or another one has it loaded and may come first.
+        """
+        return self._resting or (self.next is not None and not self.next.due)
+
+    @property
+    def able(self) -> Iterator[str]:
+        """Names of the models that could be loaded here, as far as is known."""
+        for model in self._switch.models.values():
+            if not model.too_large and self._failure_of(model) is None:
+                yield from model.names
 
     def is_look_due(self, busy: bool) -> bool:
         """Whether it is time to look at what waits: at once where there is nothing to do."""
@@ -116,27 +132,42 @@ class ModelChanges:
         """Looks at what waits; `held` are the ranks of the jobs that have been claimed."""
         ranks, now = list(held), self._clock()
         self._looked_at = now
-        backlogs = dict(self._backlogs())
-        failed = [
-            model
-            for model in self._switch.models.values()
-            if (failure := self._failure_of(model)) is not None and failure.until > now
-        ]
-        self.unloadable = tuple(model for model in failed if backlogs.pop(model.id).jobs)
-        resting = [backlogs.pop(model) for model in list(backlogs) if self._rests(model)]
-        self.resting = any(backlog.jobs for backlog in resting)
+        backlogs, others = dict(self._backlogs()), self._others()
+        unloadable, self._resting = [], False
+        for model in self._switch.models.values():
+            failure = self._failure_of(model)
+            if model.too_large:
+                del backlogs[model.id]
+            elif failure is not None and failure.until > now:
+                if backlogs.pop(model.id).jobs and others.get(model.id, "failed") == "failed":
+                    unloadable.append(model)
+            elif self._rests(model):
+                self._resting |= backlogs.pop(model.id).jobs > 0
+        self.unloadable = tuple(unloadable)
         if (here := self._switch.loaded) is not None:
             waiting = backlogs[here.id].ranks
-            self._waits_here = any(waiting)
+            self._note_waiting(any(waiting))
             backlogs[here.id] = Backlog(
                 tuple(jobs + ranks.count(rank) for rank, jobs in enumerate(waiting))
             )
-        self.next = self._choice.next(backlogs)
+        elsewhere = [model for model in others if others[model] in ("loaded", "loading")]
+        self.next = self._choice.next(backlogs, elsewhere)
 
     def claimed(self, jobs: int) -> None:
         """Takes note of how many jobs a claim of the loaded model brought."""
-        if jobs or self._waits_here:
+        self._claimed_none = not jobs
+        if jobs:
             self._choice.claimed(jobs)
+
+    def _note_waiting(self, waits: bool) -> None:
+        """Takes note of whether jobs wait for the loaded model, those not counted that are held.
+
+        They are left to other workers where they waited before a claim that brought none, and still
+        do after it. (Where none wait any more, this worker may have them all.)
+        """
+        if waits and self._waits_here and self._claimed_none:
+            self._choice.claimed(0)
+        self._waits_here, self._claimed_none = waits, False
 
     def load_next(self) -> None:
         """Loads the model that is due; where that fails, remembers why, and what is loaded then."""
@@ -157,6 +188,7 @@ class ModelChanges:
         for one in (model.id, model.base_id):
             self._failures.pop(one, None)
             self._rests_until.pop(one, None)
+        self._waits_here = self._claimed_none = False
         self._note_loaded()
         self._worked_at = self._clock()
         logger.info("loaded %s in %.1f s", model.id, self._switch.load_seconds)
@@ -193,8 +225,8 @@ class ModelChanges:
                 until = self._clock() + GIVEN_UP_SECONDS - ago
                 self._failures[model] = _Failure(reason, until)
 
-    def _rests(self, model_id: str) -> bool:
-        model, now = self._switch.models[model_id], self._clock()
+    def _rests(self, model: ServedModel) -> bool:
+        now = self._clock()
         return any(self._rests_until.get(one, now) > now for one in (model.id, model.base_id))
 
     def _failure_of(self, model: ServedModel) -> _Failure | None:
@@ -242,6 +274,8 @@ class ModelChanges:
             return {"state": "loaded"}
         if model is self._switch.loading:
             return {"state": "loading"}
+        if model.too_large:
+            return {"state": "failed", "why": model.too_large}
         if (failure := self._failure_of(model)) is not None:
             return {"state": "failed", "why": failure.reason}
         return {"state": "can_be_loaded"}
@@ -264,18 +298,3 @@ class ModelChanges:
             self._loading_thread = None
             over.set()
             beats.join()
-
-
-def backlogs_of(connection: Redis, models: Iterable[ServedModel]) -> dict[str, Backlog]:
-    """Counts what waits for each of the models, by its id, in one round trip."""
-    queues = [
-        (model.id, rank, keys.queue_name(name, priority))
-        for model in models
-        for rank, priority in enumerate(PRIORITIES)
-        for name in model.names
-    ]
-    ranks: dict[str, list[int]] = {}
-    waiting = waiting_in(connection, [queue for _, _, queue in queues])
-    for (model_id, rank, _), jobs in zip(queues, waiting, strict=True):
-        ranks.setdefault(model_id, [0] * len(PRIORITIES))[rank] += jobs
-    return {model_id: Backlog(tuple(of)) for model_id, of in ranks.items()}

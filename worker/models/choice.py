@@ -12,13 +12,16 @@ here for each one there, the larger a multiple, between `LEAST_TURN` and `LONGES
 takes a small part of the time, however jobs come; a thousand are not kept waiting for the sake of
 one; and how long a model waits has a bound: `max_wait` and the turns of the others.
 
+What another worker has loaded is left to that one, until it has waited for as long as two changes
+take, or `max_wait` seconds.
+
 Models of the same base, as a model and its adapters, take each other's place at little cost. So
 where one has no more work, those of its base come before the others; and what waits for the others
 is weighed against all that there is to do for its base, the turn of which began with the first.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -86,6 +89,7 @@ class Choice:
         self._load_seconds: dict[str, float] = {}
         self._adapt_seconds: dict[str, float] = {}
         self._passed_over: dict[str, float] = {}
+        self._elsewhere: Collection[str] = ()
 
     def loaded(self, model: str, seconds: float) -> None:
         """Takes note that a model is there, and how long that took."""
@@ -112,12 +116,15 @@ class Choice:
         if not jobs:
             self._passed_over[self._loaded] = self._clock() + self._max_wait
 
-    def next(self, backlogs: Mapping[str, Backlog]) -> Change | None:
+    def next(
+        self, backlogs: Mapping[str, Backlog], elsewhere: Collection[str] = ()
+    ) -> Change | None:
         """Says which model is to come next, if any: a decision stands for as long as jobs wait.
 
-        The backlog of the loaded model is what waits for it and what it has begun.
+        The backlog of the loaded model is what waits for it and what it has begun; models that
+        other workers have loaded are `elsewhere`.
         """
-        now = self._clock()
+        now, self._elsewhere = self._clock(), elsewhere
         work = {
             model: backlog
             for model, backlog in backlogs.items()
@@ -157,10 +164,12 @@ class Choice:
     def _weighed(self, model: str, there: Backlog, here: Backlog | None) -> Change:
         """Weighs what waits for a model against what there is to do for the loaded one."""
         waited, jobs = self._waited(model), f"{there.jobs:,} jobs wait for it"
+        changes, loaded_at = self._seconds_for_changes(model)
+        if model in self._elsewhere and waited < min(changes, self._max_wait):
+            return Change(model, f"{jobs}, and another worker has it loaded", due=False)
         if here is None:
             nothing = "nothing is loaded" if self._loaded is None else "the loaded one has no work"
             return Change(model, f"{jobs}, and {nothing}")
-        changes, loaded_at = self._seconds_for_changes(model)
         more_urgent = there.rank < here.rank
         if waited >= self._max_wait:
             why = f"{jobs}, since {waited:.0f} s"

@@ -23,6 +23,8 @@ class ServedModel:
     load: Callable[[], ModelEngine]
     base: str = ""
     adapter: Adapter | None = None
+    too_large: str = ""
+    """Why this machine cannot load it, where that is known beforehand."""
 
     @property
     def id(self) -> str:

@@ -91,6 +91,25 @@ def test_a_model_is_served_under_its_id_as_it_was_given_and_its_own_names(tmp_pa
         served_models([AskedModel("not-there")], lambda asked: engine)
 
 
+def test_of_several_models_one_that_is_too_large_is_not_to_be_loaded(tmp_path: Path) -> None:
+    asked = []
+    for name, nbytes in (("small", 10), ("large", 3_000_000_000)):
+        (tmp_path / name).mkdir()
+        with (tmp_path / name / "model.safetensors").open("wb") as file:
+            file.truncate(nbytes)  # none of it is on the disk
+        asked.append(AskedModel(str(tmp_path / name)))
+    asked.append(AskedModel("org/not-here-yet"))
+
+    def engine_of(asked: AskedModel) -> FakeEngine:
+        return FakeEngine()
+
+    why = "its weights take 3.0 GB, and there is room for 2.0 GB"
+    served = served_models(asked, engine_of, 2_000_000_000)
+    assert [one.too_large for one in served] == ["", why, ""]
+    (alone,) = served_models(asked[1:2], engine_of, 2_000_000_000)  # it is tried all the same
+    assert alone.too_large == ""
+
+
 def test_the_environment_may_name_several_models() -> None:
     command = main.get_command(click.Context(main), "worker")
     assert command is not None

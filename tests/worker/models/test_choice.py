@@ -30,6 +30,7 @@ class Desk:
         bases: Mapping[str, str] | None = None,
     ) -> None:
         self.now = 1000.0
+        self.elsewhere: set[str] = set()
         self.choice = Choice(max_wait, bases=bases or {}, clock=lambda: self.now)
         if loaded is not None:
             self.choice.loaded(loaded, LOAD)
@@ -37,7 +38,8 @@ class Desk:
     def next(self, **jobs: int | tuple[int, ...]) -> Change | None:
         """Asks with so many jobs of each model; a number means jobs of the usual priority."""
         ranks = {m: (0, n, 0) if isinstance(n, int) else n for m, n in jobs.items()}
-        return self.choice.next({model: Backlog(of) for model, of in ranks.items()})
+        backlogs = {model: Backlog(of) for model, of in ranks.items()}
+        return self.choice.next(backlogs, self.elsewhere)
 
     def due(self, **jobs: int | tuple[int, ...]) -> str | None:
         change = self.next(**jobs)
@@ -184,6 +186,56 @@ def test_adapters_that_wait_do_not_keep_another_model_waiting_for_ever() -> None
         assert desk.now < started + 1000
     longest = LEAST_TURN * 2 * LOAD
     assert desk.now - started <= max(10, longest) + LEAST_TURN * 2 * ADAPT_SECONDS
+
+
+# Several workers.
+
+
+def test_what_another_worker_has_loaded_is_left_to_it_for_as_long_as_changing_would_take() -> None:
+    desk = Desk("a")
+    desk.elsewhere = {"b"}
+    assert desk.next(b=(9, 0, 0)) == Change(
+        "b", "9 jobs wait for it, and another worker has it loaded", due=False
+    )
+    assert desk.due(b=9, c=1) == "c"
+    desk = Desk("a")
+    desk.elsewhere = {"b"}
+    assert desk.due_after(1000, b=9) == 2 * LOAD
+    desk = Desk("a", max_wait=1)
+    desk.elsewhere = {"b"}
+    assert desk.due_after(1000, b=9) == 1
+
+
+def test_workers_with_overlapping_lists_settle_and_nobody_starves() -> None:
+    """A second a job, a hundred seconds of jobs that come evenly for three models."""
+    now = 0.0
+    lists = {"one": "ab", "two": "bc", "three": "abc"}
+    choices = {worker: Choice(MAX_WAIT, clock=lambda: now) for worker in lists}
+    loaded: dict[str, str] = {}
+    busy_until = dict.fromkeys(lists, 0.0)
+    waiting: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+    loads, longest = 0, 0.0
+    while now < 100 or any(waiting.values()):
+        if now < 100 and now % 2 == 0:
+            for came in waiting.values():
+                came.append(now)
+        for worker, models in lists.items():
+            if busy_until[worker] > now:
+                continue
+            backlogs = {model: Backlog((len(waiting[model]),)) for model in models}
+            elsewhere = {model for other, model in loaded.items() if other != worker}
+            change = choices[worker].next(backlogs, elsewhere)
+            if change is not None and change.due:
+                loaded[worker], loads = change.model, loads + 1
+                choices[worker].loaded(change.model, LOAD)
+                busy_until[worker] = now + LOAD
+            elif worker in loaded and waiting[loaded[worker]]:
+                longest = max(longest, now - waiting[loaded[worker]].pop(0))
+                busy_until[worker] = now + 1
+        now += 1
+        assert now < 200
+    assert loads <= 4
+    assert longest <= 2 * LOAD + 2
 
 
 # Beside the best that could be done.

@@ -44,7 +44,7 @@ def desk(*models: ServedModel, notes: LoadingNotes, clock: Callable[[], float]) 
 
 
 def said(desk: ModelChanges) -> tuple[str, bool, tuple[ServedModel, ...]]:
-    return "" if desk.next is None else desk.next.model, desk.resting, desk.unloadable
+    return "" if desk.next is None else desk.next.model, desk.later, desk.unloadable
 
 
 def test_a_model_rests_then_fails_its_jobs_and_is_tried_again_much_later(tmp_path: Path) -> None:

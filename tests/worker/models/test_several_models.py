@@ -14,11 +14,12 @@ from redis import Redis
 from mlx_rq import Job, JobFailed, submit, submit_many
 from mlx_rq.engine.interface import Adapter, Task
 from mlx_rq.jobs.queue.overview import overview
-from mlx_rq.jobs.queue.workers import live_workers
-from mlx_rq.worker.models import changes
+from mlx_rq.jobs.queue.workers import ModelState, live_workers
+from mlx_rq.worker.models import changes, choice
 from mlx_rq.worker.models.changes import Interrupted, ModelChanges
 from mlx_rq.worker.models.choice import Backlog
 from mlx_rq.worker.models.loading_notes import LoadingNotes
+from mlx_rq.worker.models.observed import states_elsewhere
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
 from mlx_rq.worker.process.power import KeepAwake
 
@@ -330,6 +331,92 @@ def test_loading_for_long_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert desk.describe()["models"][0]["state"] == "loaded"
 
 
+def test_jobs_are_left_to_a_worker_that_has_their_model_loaded(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    first = Shelf("a", "b", hold=True)
+    (of_a,) = jobs_for("a")
+    there = start_worker(switch=first.switch)
+    first.engines["a"].wait_for_tasks(1)
+    there.worker._leases.say()
+    second = Shelf("a", "b")
+    start_worker(switch=second.switch)
+    until_idle(connection)
+    models = second.switch.models.values()
+    assert states_elsewhere(connection, models, "nobody") == {"a": "loaded", "b": "can_be_loaded"}
+    assert states_elsewhere(connection, models, there.name) == dict.fromkeys("ab", "can_be_loaded")
+    more = jobs_for(*"aaab")
+    assert answered_by(more[3:]) == ["b"]
+    assert second.loaded == ["b"]  # of which only one waited
+    first.engines["a"].release()
+    assert answered_by([of_a, *more[:3]]) == ["a"] * 4
+    assert first.loaded == ["a"]
+
+
+def test_jobs_of_a_model_that_cannot_be_loaded_here_are_left_to_a_worker_that_may() -> None:
+    def load() -> FakeEngine:
+        raise RuntimeError(IN_VAIN)
+
+    others: dict[str, ModelState] = {"bad": "can_be_loaded"}
+    bad = ServedModel(("bad",), load)
+    large = ServedModel(("large",), load, too_large="its weights take 40 GB, and 16 GB are there")
+    desk = ModelChanges(
+        EngineSwitch([bad, large, ServedModel(("good",), FakeEngine)]),
+        lambda: {"bad": Backlog((1,)), "large": Backlog((99,)), "good": Backlog((0,))},
+        max_wait=30.0,
+        unload_after=None,
+        beat=lambda: None,
+        others=lambda: others,
+    )
+    desk.look([])
+    assert desk.next is not None
+    assert desk.next.model == "bad"
+    desk.load_next()
+    desk.look([])
+    assert (desk.next, desk.unloadable, desk.more) == (None, (), False)
+    assert list(desk.able) == ["good"]  # what others have too much of is not asked for
+    others["bad"] = "failed"
+    desk.look([])
+    assert desk.unloadable == (bad,)  # and never the one that is too large
+    assert desk.describe()["models"][1] == {
+        "id": "large",
+        "names": ["large"],
+        "state": "failed",
+        "why": "its weights take 40 GB, and 16 GB are there",
+    }
+
+
+def test_only_what_waits_after_a_claim_in_vain_is_left_to_other_workers() -> None:
+    waiting = {"a": 9, "b": 0}
+    desk = ModelChanges(
+        EngineSwitch([ServedModel((name,), FakeEngine) for name in waiting]),
+        lambda: {name: Backlog((jobs,)) for name, jobs in waiting.items()},
+        max_wait=30.0,
+        unload_after=None,
+        beat=lambda: None,
+    )
+
+    def next_model(**now: int) -> str | None:
+        waiting.update(now)
+        desk.look([])
+        return desk.next.model if desk.next is not None and desk.next.due else None
+
+    assert next_model(a=9) == "a"
+    desk.load_next()
+    assert next_model() is None
+    desk.claimed(9)
+    desk.claimed(0)  # the queue is empty: all that waited is here
+    assert next_model(a=0, b=1) == "b"
+    desk.load_next()
+    desk.claimed(1)
+    assert next_model(a=9, b=0) == "a"  # given back for the sake of the other
+    desk.load_next()
+    assert next_model() is None
+    desk.claimed(0)
+    assert next_model() is None
+    assert next_model(b=1) == "b"  # those of a are another worker's
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -360,10 +447,12 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_change_loses_nothing(
     assert killed.returncode == -signal.SIGKILL
     assert [job.status() for job in jobs] == ["completed"] * 3 + ["queued"] * 2
 
+    # The dead one has a loaded, as far as anybody knows: it is not waited for long.
+    monkeypatch.setattr(choice, "FIRST_LOAD_SECONDS", 0.01)
     shelf = Shelf("a", "b")
     cautious = start_worker(switch=shelf.switch, loading=tmp_path)
     assert answered_by(jobs_for("a")) == ["a"]
-    eventually(lambda: cautious.worker._changes.resting, "a look")
+    eventually(lambda: cautious.worker._changes.later, "a look")
     assert shelf.loaded == ["a"]
     assert cautious.stop() == 1
 
