@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_rq.engine.interface import Adapter
-from mlx_rq.engine.models.load import LoadedModel, ModelError, one_line
+from mlx_rq.engine.models.hub import one_line
+from mlx_rq.engine.models.load import LoadedModel, ModelError
 
 if TYPE_CHECKING:
     import mlx.core as mx

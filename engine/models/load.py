@@ -10,8 +10,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -20,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_rq.engine.models import hub
 from mlx_rq.engine.models.gguf import DTYPES, Dtype, default_dtype
+from mlx_rq.engine.models.hub import one_line
 
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
@@ -31,7 +31,6 @@ CONTEXT_KEYS = (  # the usual name, then what GPT-2's kin and older code call it
     *("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"),
     *("max_seq_len", "seq_length", "max_context_length", "model_max_length"),
 )
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Architectures that read text but do not write it: encoders, rerankers, classifiers, reward models.
 NOT_GENERATIVE = re.compile(
     r"(?<!LMHead)Model$|For\w*(Classification|MaskedLM|QuestionAnswering|Reward)"
@@ -123,10 +122,11 @@ def load(
     load, or would need to run its own code.
     """
     model_id, path = locate(model, cache_dir)
-    config = _read_config(model, path / "config.json" if path else _hub_file(model, "config.json"))
-    # Before any weight is read, and for a hub id before it is downloaded.
-    _check_config(model, config, trust_remote_code)
-    path = path or _hub_snapshot(model)
+    if path is None:
+        path, config = fetch(model, trust_remote_code=trust_remote_code)
+    else:
+        config = _read_config(model, path / "config.json")
+        _check_config(model, config, trust_remote_code)  # before any weight is read
     _check_files(model, path)
 
     import mlx_lm
@@ -157,10 +157,17 @@ def load(
     )
 
 
-def one_line(error: BaseException) -> str:
-    """The first non-empty line of an error's message, or its type when it has none."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)
+def fetch(model: str, *, trust_remote_code: bool = False) -> tuple[Path, dict[str, Any]]:
+    """Gets a model from the hub, as far as it is not in its cache; gives its folder and its config.
+
+    Raises ModelError, before any weight is downloaded where it would not load.
+    """
+    try:
+        config = _read_config(model, hub.fetch_file(model, "config.json"))
+        _check_config(model, config, trust_remote_code)
+        return hub.fetch_snapshot(model), config
+    except hub.HubError as error:
+        raise ModelError(f"model {model}: no such folder here, and {error}") from error
 
 
 def locate(model: str, cache_dir: Path | None = None) -> tuple[str, Path | None]:
@@ -177,7 +184,7 @@ def locate(model: str, cache_dir: Path | None = None) -> tuple[str, Path | None]
         return path.resolve().name, path
     if path.exists():
         raise ModelError(f"model {model} is a file: give the folder with its config.json")
-    if HUB_ID.fullmatch(model):
+    if hub.HUB_ID.fullmatch(model):
         return model, None
     raise ModelError(
         f"model {model}: there is no such folder, and it is no hub id (owner/name): "
@@ -265,40 +272,3 @@ def _fingerprint(path: Path) -> str:
         except PackageNotFoundError:  # mlx-rq, run from a checkout that is not installed
             digest.update(f"{package}\n".encode())
     return f"fp_{digest.hexdigest()[:12]}"
-
-
-def _hub_file(model: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    with _hub_errors(model):
-        return Path(hf_hub_download(model, name))
-
-
-def _hub_snapshot(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
-
-    with _hub_errors(model):
-        return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS))
-
-
-@contextmanager
-def _hub_errors(model: str) -> Iterator[None]:
-    """Say in one line why the hub did not give what was asked for."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except Exception as error:  # transports and download backends bring exceptions of their own
-        reason = f"the hub did not give it ({one_line(error)}): try again"
-        # The order matters: the local error is an EntryNotFoundError too.
-        if isinstance(error, errors.RepositoryNotFoundError):
-            reason = "the hub shows no such repository: check the name, or log in if it is private"
-        elif isinstance(error, errors.LocalEntryNotFoundError):
-            reason = (
-                "the hub cannot be reached, or HF_HUB_OFFLINE is set: "
-                "check the network, or give the path of a model folder"
-            )
-        elif isinstance(error, errors.EntryNotFoundError):
-            reason = "its hub repository has no config.json: choose one that mlx-lm can load"
-        raise ModelError(f"model {model}: no such folder here, and {reason}") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.models.adapters import WEIGHTS, check_adapter
+from mlx_rq.engine.models.hub import cached_file
 from mlx_rq.engine.models.load import ModelError, context_length_of, locate
 
 LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
@@ -61,12 +62,10 @@ def weight_bytes_here(model: str) -> int | None:
     """Says how many bytes of weights a model has; None where it is not on this machine yet."""
     _, folder = locate(model)
     if folder is None:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(model, "config.json")
-        if not isinstance(found, str):
+        config = cached_file(model, "config.json")
+        if config is None:
             return None
-        folder = Path(found).parent
+        folder = config.parent
     return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 

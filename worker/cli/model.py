@@ -45,14 +45,30 @@ def model() -> None:
     type=click.Choice(["float32", "bfloat16", "4bit"]),
     default=None,
     show_default="what is fastest on this machine",
+    help="Of a known model; those of the hub come as they are.",
 )
 @json_option
 def pull_command(name: str, dtype: "Dtype | None", as_json: bool) -> None:
-    """Get a known model (smollm2) once and convert it to MLX."""
+    """Get a known model (smollm2) once and convert it to MLX, or one of the hub (OWNER/NAME).
+
+    OWNER/NAME@REVISION is a certain commit, branch or tag of it; --model takes that, too. What was
+    broken off goes on, and files are compared with the hub's checksums.
+    """
     with needs_extra("worker"):
-        path = _pull(name, dtype)
+        from mlx_rq.engine.models.hub import HUB_ID
+        from mlx_rq.engine.models.pull import pull_from_hub
+
+        if HUB_ID.fullmatch(name):
+            if dtype is not None:
+                raise click.ClickException(
+                    f"--dtype {dtype}: {name} comes as it is; mlx_lm.convert makes others of it"
+                )
+            pulled = pull_from_hub(name)
+            path, more = pulled.path, {"revision": pulled.revision, "checked": pulled.checked}
+        else:
+            path, more = _pull(name, dtype), {}
     if as_json:
-        print_json({"name": name, "path": str(path)})
+        print_json({"name": name, "path": str(path), **more})
     else:
         click.echo(path)
 

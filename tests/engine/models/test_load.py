@@ -298,13 +298,14 @@ def test_a_hub_id_without_network_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     [
         (huggingface_hub.errors.RepositoryNotFoundError, "no such repository"),
         (huggingface_hub.errors.RemoteEntryNotFoundError, "has no config.json"),
+        (huggingface_hub.errors.RevisionNotFoundError, "the hub has no such revision of it"),
         (huggingface_hub.errors.HfHubHTTPError, "the hub did not give it"),
     ],
 )
 def test_what_the_hub_refuses_is_told(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], complaint: str
 ) -> None:
-    def fail(*args: str) -> None:
+    def fail(*args: str, **options: Any) -> None:
         raise error.__new__(error, "first line\nsecond line")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
