@@ -1,8 +1,9 @@
 """Adapters: small weights beside those of a model, which are put on it and taken off again.
 
 In the form in which mlx-lm trains them, LoRA and DoRA: a folder with `adapter_config.json` and
-`adapters.safetensors`. The layers that an adapter changes are replaced by mlx-lm's own, which
-refer to the model's weights as they are; taking it off puts the plain layers back.
+`adapters.safetensors`. The layers that an adapter changes are replaced by mlx-lm's own (those of
+DoRA by `dora.py`'s), which refer to the model's weights as they are; taking it off puts the plain
+layers back.
 
 Light to import: MLX comes in only when one is put on.
 """
@@ -149,6 +150,8 @@ def _load(network: Module, adapter: Adapter) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
+    from mlx_rq.engine.models.dora import fix_norms
+
     where = f"adapter {adapter.model_id}"
     try:
         weights: Any = mx.load(str(adapter.folder / WEIGHTS))
@@ -161,6 +164,7 @@ def _load(network: Module, adapter: Adapter) -> None:
         more = f"; and {len(objections) - _SHOWN} more" if len(objections) > _SHOWN else ""
         raise ModelError(f"{where}: it does not fit the model: {shown}{more}")
     network.load_weights(list(weights.items()), strict=False)
+    fix_norms(network)
     network.eval()  # in training, some of an adapter is left out at random
     mx.eval(list(weights.values()))
     try:

@@ -10,10 +10,13 @@ import mlx.core as mx
 import pytest
 from adapting import fresh_model, fused, write_adapter
 from driving import finish, run, task
+from mlx import nn
+from mlx_lm.tuner.dora import DoRALinear
 
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.models.adapters import check_adapter
+from mlx_rq.engine.models.dora import FixedDoRALinear
 from mlx_rq.engine.models.load import ModelError
 from mlx_rq.engine.options import EngineOptions
 
@@ -58,6 +61,17 @@ def test_answers_are_those_of_the_fused_model(tmp_path: Path, kind: str, bits: i
     assert logprobs(adapted) == pytest.approx(logprobs(expected), abs=1e-3)
     assert {result["model"] for result in adapted} == {"tiny:a"}
     assert adapted[0]["system_fingerprint"].startswith("tiny:a_fp_tiny_")
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_layer_of_dora_computes_what_it_was_trained_to(bits: int | None) -> None:
+    plain: Any = nn.Linear(64, 32, bias=True)
+    if bits is not None:
+        plain = nn.QuantizedLinear.from_linear(plain, 32, bits)
+    trained: Any = DoRALinear.from_base(plain, r=4, scale=2.0)
+    trained.lora_b, trained.m = mx.random.normal((4, 32)), mx.random.uniform(shape=(32,))
+    rows = mx.random.normal((3, 64))
+    assert mx.allclose(FixedDoRALinear(trained)(rows), trained(rows), atol=1e-5)
 
 
 def test_what_was_computed_with_one_adapter_is_never_used_with_another(tmp_path: Path) -> None:
