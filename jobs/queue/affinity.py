@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from mlx_rq.jobs.openai.requests import asked_model
+
 _LEAST_CHARACTERS = 200
 """A shorter beginning is prefilled in no time: not worth waiting for a certain worker."""
 
@@ -16,10 +18,15 @@ _MOST_CHARACTERS = 1000
 
 
 def affinity_of(body: Mapping[str, Any]) -> str:
-    """Gives a short name of what the body begins with, empty where that is short."""
+    """Gives a short name of what the body begins with, empty where that is short.
+
+    The same beginning has another name for each model, and each adapter: they share no prefix, and
+    the worker that has it for one may not have the other loaded.
+    """
     text = _beginning(body)
     if len(text) < _LEAST_CHARACTERS:
         return ""
+    text = f"{asked_model(body.get('model'), body.get('adapters'))}\n{text}"
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 

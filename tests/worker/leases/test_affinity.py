@@ -113,6 +113,8 @@ def test_what_counts_as_a_beginning() -> None:
     assert (
         affinity_of({"prompt": [1, 2, 3] * 200}) == affinity_of({"prompt": [1, 2, 3] * 300}) != ""
     )
+    named = [{}, {"model": "m"}, {"model": "n"}, {"model": "m", "adapters": "x"}]
+    assert len({affinity_of({**body("A", 1), **one}) for one in named}) == len(named)
     parts = [{"type": "text", "text": LONG}, {"type": "text", "text": "A"}]
     assert affinity_of({"messages": [{"role": "system", "content": parts}]}) == affinity_of(
         {"messages": [{"role": "system", "content": LONG + "A"}]}
