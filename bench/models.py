@@ -270,8 +270,8 @@ def show(result: Result) -> None:
         print(f"mlx_lm.server, {asked:20}{result.server:8.1f} s   {result.server / one:.2f}")
     print(f"same answers: {'yes' if result.same_answers else 'NO'}")
     print(
-        f"models loaded: {result.changes}; the least possible: {result.models}; in the order of "
-        f"the jobs: {result.changes_in_order:,}"
+        f"models loaded: {result.changes} times, with --max-wait {WorkerOptions().max_wait:g}; the "
+        f"least possible: {result.models}; in the order of the jobs: {result.changes_in_order:,}"
     )
     print(
         f"coming in over {result.trickle_seconds:.0f} s with --max-wait "
