@@ -276,7 +276,7 @@ class MLXWorker(RQRegistration):
             logger.error("%d jobs were gone from Redis when their turn came", lost)
         if self._intake.open:
             self.claims.say_idle(IDLE_SECONDS, self._changes.able)
-        (time.sleep if paused else self.claims.wait)(IDLE_SECONDS)
+        self.claims.wait(IDLE_SECONDS, () if paused else self._changes.awaited)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Gives claimed jobs to the engine."""

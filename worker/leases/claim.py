@@ -4,6 +4,7 @@ RQ's own intermediate queue fails whoever takes many jobs at once: a job that wa
 minute is taken for stuck. So one script claims straight into RQ's StartedJobRegistry (`claim.lua`).
 """
 
+import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,10 +225,12 @@ class Claims:
         queue_names = [queue.name for queue in self.queues]
         return sum(lost.jobs for lost in lost_from(self._connection, queue_names))
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, models: Iterable[str]) -> None:
         """Returns when a producer rings the wake-up of one of the models, or after some seconds."""
-        names = [keys.wake_up(model) for model in self._models]
-        if reading.ask(self._connection.blpop, names, timeout=seconds) is reading.WRONG_TYPE:
+        names = [keys.wake_up(model) for model in models]
+        if not names:
+            time.sleep(seconds)
+        elif reading.ask(self._connection.blpop, names, timeout=seconds) is reading.WRONG_TYPE:
             for name in names:
                 if reading.ask(self._connection.llen, name) is reading.WRONG_TYPE:
                     self._connection.delete(name)

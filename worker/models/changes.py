@@ -1,11 +1,10 @@
-"""When the model of a worker changes: looks at what waits, loads, unloads, remembers failures."""
+"""When the model of a worker changes: looks at what waits, loads, unloads."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +12,7 @@ from mlx_rq.jobs.openai.errors import ErrorObject, error_object
 from mlx_rq.jobs.queue.workers import ModelState
 from mlx_rq.worker.models.choice import Backlog, Change, Choice
 from mlx_rq.worker.models.loading_notes import LoadingNotes
+from mlx_rq.worker.models.setbacks import Setbacks
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -20,31 +20,11 @@ logger = logging.getLogger("mlx_rq.worker")
 LOOK_SECONDS = 1.0
 """A worker that is busy looks this often at what waits for its other models."""
 
-AGAIN_SECONDS = 60.0
-"""A model that could not be loaded is tried again after so long, if there are jobs for it.
-
-One that took the worker with it is tried after so long, too, then after twice as long.
-"""
-
-MOST_DEATHS = 3
-"""After so many workers that died while they loaded a model its jobs are refused."""
-
-GIVEN_UP_SECONDS = 3600.0
-"""So long after the last of them; then it is tried once more."""
-
 _BEAT_SECONDS = 1.0
 
 
 class Interrupted(BaseException):
     """Loading was broken off, because the worker is to stop. Not for foreign code to catch."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a model could not be loaded, and until when that is taken for granted."""
-
-    reason: str
-    until: float
 
 
 class ModelChanges:
@@ -76,9 +56,9 @@ class ModelChanges:
         self._choice = Choice(max_wait, bases=bases, clock=clock)
         self._note_loaded()
         self._notes = notes
-        self._failures: dict[str, _Failure] = {}
-        self._rests_until: dict[str, float] = {}
-        self._take_note_of_deaths()
+        self._setbacks = Setbacks(notes, clock)
+        if switch.loaded is not None:
+            self._setbacks.loaded(switch.loaded)
         self._waits_here = self._claimed_none = False
         self._looked_at = -LOOK_SECONDS
         self._worked_at = clock()
@@ -86,6 +66,7 @@ class ModelChanges:
         self.next: Change | None = None
         """The model that comes next, if jobs wait for one."""
         self._resting = False
+        self._elsewhere: set[str] = set()
         self.unloadable: tuple[ServedModel, ...] = ()
         """Those that cannot be loaded, though jobs wait for them."""
 
@@ -118,8 +99,19 @@ class ModelChanges:
     def able(self) -> Iterator[str]:
         """Names of the models that could be loaded here, as far as is known."""
         for model in self._switch.models.values():
-            if not model.too_large and self._failure_of(model) is None:
+            if not self._setbacks.reason(model):
                 yield from model.names
+
+    @property
+    def awaited(self) -> Iterator[str]:
+        """Names of the models whose next job may be begun at once: its wake-up is for this worker.
+
+        That of a model which another worker has loaded is left to that one.
+        """
+        here = self._switch.loaded
+        left = self._elsewhere - ({here.id} if here is not None else set())
+        elsewhere = {name for model in left for name in self._switch.models[model].names}
+        return (name for name in self.able if name not in elsewhere)
 
     def is_look_due(self, busy: bool) -> bool:
         """Whether it is time to look at what waits: at once where there is nothing to do."""
@@ -130,18 +122,16 @@ class ModelChanges:
 
     def look(self, held: Iterable[int]) -> None:
         """Looks at what waits; `held` are the ranks of the jobs that have been claimed."""
-        ranks, now = list(held), self._clock()
-        self._looked_at = now
+        ranks, self._looked_at = list(held), self._clock()
         backlogs, others = dict(self._backlogs()), self._others()
         unloadable, self._resting = [], False
         for model in self._switch.models.values():
-            failure = self._failure_of(model)
             if model.too_large:
                 del backlogs[model.id]
-            elif failure is not None and failure.until > now:
+            elif self._setbacks.is_given_up(model):
                 if backlogs.pop(model.id).jobs and others.get(model.id, "failed") == "failed":
                     unloadable.append(model)
-            elif self._rests(model):
+            elif self._setbacks.rests(model):
                 self._resting |= backlogs.pop(model.id).jobs > 0
         self.unloadable = tuple(unloadable)
         if (here := self._switch.loaded) is not None:
@@ -150,8 +140,8 @@ class ModelChanges:
             backlogs[here.id] = Backlog(
                 tuple(jobs + ranks.count(rank) for rank, jobs in enumerate(waiting))
             )
-        elsewhere = [model for model in others if others[model] in ("loaded", "loading")]
-        self.next = self._choice.next(backlogs, elsewhere)
+        self._elsewhere = {model for model in others if others[model] in ("loaded", "loading")}
+        self.next = self._choice.next(backlogs, self._elsewhere)
 
     def claimed(self, jobs: int) -> None:
         """Takes note of how many jobs a claim of the loaded model brought."""
@@ -182,12 +172,10 @@ class ModelChanges:
             logger.error("%s cannot be loaded: %s", model.id, reason)
             # Without its base, none of the adapters can be put on.
             at_fault = self._loaded_for(model)
-            self._failures[at_fault] = _Failure(reason, self._clock() + AGAIN_SECONDS)
+            self._setbacks.failed(at_fault, reason)
             self._note_loaded()
             return
-        for one in (model.id, model.base_id):
-            self._failures.pop(one, None)
-            self._rests_until.pop(one, None)
+        self._setbacks.loaded(model)
         self._waits_here = self._claimed_none = False
         self._note_loaded()
         self._worked_at = self._clock()
@@ -206,32 +194,6 @@ class ModelChanges:
         is_there = loaded is not None and loaded.base_id == model.base_id
         return model.id if is_there else model.base_id
 
-    def _take_note_of_deaths(self) -> None:
-        """Lets models rest that took workers with them; gives up those that did so often."""
-        there = self._switch.loaded
-        for model, deaths in self._notes.deaths().items():
-            if there is not None and model == there.id:
-                continue
-            ago = time.time() - deaths.last
-            logger.error("%d workers died while they loaded %s", deaths.count, model)
-            if deaths.count < MOST_DEATHS:
-                rest = AGAIN_SECONDS * 2 ** (deaths.count - 1) - ago
-                self._rests_until[model] = self._clock() + rest
-            else:
-                reason = (
-                    f"{deaths.count} workers died while they loaded it, most likely for want of "
-                    "memory; choose a smaller one, or one of fewer bits"
-                )
-                until = self._clock() + GIVEN_UP_SECONDS - ago
-                self._failures[model] = _Failure(reason, until)
-
-    def _rests(self, model: ServedModel) -> bool:
-        now = self._clock()
-        return any(self._rests_until.get(one, now) > now for one in (model.id, model.base_id))
-
-    def _failure_of(self, model: ServedModel) -> _Failure | None:
-        return self._failures.get(model.base_id) or self._failures.get(model.id)
-
     def unload_idle(self) -> bool:
         """Frees the memory of a model that had nothing to do for long; says whether it did."""
         after, model = self._unload_after, self._switch.loaded
@@ -249,10 +211,8 @@ class ModelChanges:
 
     def error(self, model: ServedModel) -> ErrorObject:
         """What the jobs of a model are told that cannot be loaded."""
-        failure = self._failure_of(model)
-        assert failure is not None
         return error_object(
-            f"The model could not be loaded: {failure.reason}",
+            f"The model could not be loaded: {self._setbacks.reason(model)}",
             code="model_not_loaded",
             param="model",
             type="server_error",
@@ -274,10 +234,8 @@ class ModelChanges:
             return {"state": "loaded"}
         if model is self._switch.loading:
             return {"state": "loading"}
-        if model.too_large:
-            return {"state": "failed", "why": model.too_large}
-        if (failure := self._failure_of(model)) is not None:
-            return {"state": "failed", "why": failure.reason}
+        if why := self._setbacks.reason(model):
+            return {"state": "failed", "why": why}
         return {"state": "can_be_loaded"}
 
     @contextmanager

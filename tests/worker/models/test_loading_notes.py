@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine
 
 from mlx_rq.engine.interface import Adapter
-from mlx_rq.worker.models import changes
+from mlx_rq.worker.models import setbacks
 from mlx_rq.worker.models.changes import ModelChanges
 from mlx_rq.worker.models.choice import Backlog
 from mlx_rq.worker.models.loading_notes import LoadingNotes
@@ -53,7 +53,7 @@ def test_a_model_rests_then_fails_its_jobs_and_is_tried_again_much_later(tmp_pat
     def clock() -> float:
         return now
 
-    for deaths, rest in ((1, changes.AGAIN_SECONDS), (2, 2 * changes.AGAIN_SECONDS)):
+    for deaths, rest in ((1, setbacks.AGAIN_SECONDS), (2, 2 * setbacks.AGAIN_SECONDS)):
         die_while_loading("a", tmp_path)
         assert notes.deaths()["a"].count == deaths
         resting = desk(A, A_X, notes=notes, clock=clock)
@@ -71,7 +71,7 @@ def test_a_model_rests_then_fails_its_jobs_and_is_tried_again_much_later(tmp_pat
         "The model could not be loaded: 3 workers died while they loaded it, most likely for want "
         "of memory; choose a smaller one, or one of fewer bits"
     )
-    now += changes.GIVEN_UP_SECONDS + 1
+    now += setbacks.GIVEN_UP_SECONDS + 1
     given_up.look([])
     assert given_up.unloadable == ()
 
@@ -88,7 +88,7 @@ def test_what_is_loaded_in_the_end_is_forgiven(tmp_path: Path) -> None:
     die_while_loading("a", tmp_path)
     notes, now = LoadingNotes(tmp_path), 0.0
     made = desk(A, notes=notes, clock=lambda: now)
-    now += changes.AGAIN_SECONDS
+    now += setbacks.AGAIN_SECONDS
     made.look([])
     made.load_next()
     assert notes.deaths() == {}

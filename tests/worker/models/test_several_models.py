@@ -15,7 +15,7 @@ from mlx_rq import Job, JobFailed, submit, submit_many
 from mlx_rq.engine.interface import Adapter, Task
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import ModelState, live_workers
-from mlx_rq.worker.models import changes, choice
+from mlx_rq.worker.models import changes, choice, setbacks
 from mlx_rq.worker.models.changes import Interrupted, ModelChanges
 from mlx_rq.worker.models.choice import Backlog
 from mlx_rq.worker.models.loading_notes import LoadingNotes
@@ -145,7 +145,7 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_jobs_and_no_others(
 def test_a_model_that_could_not_be_loaded_is_tried_again_after_a_while(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(setbacks, "AGAIN_SECONDS", 0.0)
     shelf = Shelf("bad")
     start_worker(switch=shelf.switch)
     (job,) = jobs_for("bad")
@@ -340,11 +340,13 @@ def test_jobs_are_left_to_a_worker_that_has_their_model_loaded(
     first.engines["a"].wait_for_tasks(1)
     there.worker._leases.say()
     second = Shelf("a", "b")
-    start_worker(switch=second.switch)
+    helper = start_worker(switch=second.switch)
     until_idle(connection)
     models = second.switch.models.values()
     assert states_elsewhere(connection, models, "nobody") == {"a": "loaded", "b": "can_be_loaded"}
     assert states_elsewhere(connection, models, there.name) == dict.fromkeys("ab", "can_be_loaded")
+    asked = helper.worker._changes  # who has a loaded is woken for its jobs
+    eventually(lambda: list(asked.awaited) == ["b", "org/b"], "a look")
     more = jobs_for(*"aaab")
     assert answered_by(more[3:]) == ["b"]
     assert second.loaded == ["b"]  # of which only one waited
@@ -456,7 +458,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_change_loses_nothing(
     assert shelf.loaded == ["a"]
     assert cautious.stop() == 1
 
-    monkeypatch.setattr(changes, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(setbacks, "AGAIN_SECONDS", 0.0)
     start_worker(switch=shelf.switch, loading=tmp_path, burst=True)
     assert answered_by(jobs[3:]) == ["b", "b"]
     assert LoadingNotes(tmp_path).deaths() == {}
