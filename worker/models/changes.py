@@ -173,6 +173,7 @@ class ModelChanges:
             # Without its base, none of the adapters can be put on.
             at_fault = self._loaded_for(model)
             self._setbacks.failed(at_fault, reason)
+            self.unloadable = (*self.unloadable, model)  # until the next look tells for sure
             self._note_loaded()
             return
         self._setbacks.loaded(model)

@@ -142,6 +142,13 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_jobs_and_no_others(
     assert described(connection)["models"][1]["why"] == IN_VAIN
 
 
+def test_jobs_of_a_model_that_cannot_be_loaded_end_in_a_burst(start_worker: StartWorker) -> None:
+    jobs = jobs_for("bad", "a", "bad")
+    worker = start_worker(switch=Shelf("a", "bad").switch, burst=True)
+    assert worker.join() == 3
+    assert [job.status() for job in jobs] == ["failed", "completed", "failed"]
+
+
 def test_a_model_that_could_not_be_loaded_is_tried_again_after_a_while(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
