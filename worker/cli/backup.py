@@ -19,7 +19,7 @@ from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.discovery import FOLDER, embedded_url
 from mlx_rq.worker.cli.common import data_folder, option
 from mlx_rq.worker.cli.valkey import embedded_valkey, nobody_else
-from mlx_rq.worker.cli.worker import data_dir_option
+from mlx_rq.worker.cli.worker_options import data_dir_option
 
 _SNAPSHOT = "dump.rdb"
 _LOG = "appendonlydir"

@@ -18,7 +18,7 @@ from mlx_rq.worker.cli.models import asked_models
 from mlx_rq.worker.cli.processes import child_process
 from mlx_rq.worker.cli.signals import stopped_by_signals
 from mlx_rq.worker.cli.valkey import embedded_valkey
-from mlx_rq.worker.cli.worker import worker_options
+from mlx_rq.worker.cli.worker_options import worker_options
 
 DEMO_SYSTEM = (
     "You are a helpful assistant. You answer every question truthfully, in one short and plain "

@@ -20,7 +20,7 @@ from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
 from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
 from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
-from mlx_rq.worker.cli.worker import data_dir_option, worker_options
+from mlx_rq.worker.cli.worker_options import data_dir_option, worker_options
 
 _LOOK_SECONDS = 0.2
 """How soon the end of one of the children is found out."""

@@ -24,7 +24,7 @@ from mlx_rq.worker.cli.common import (
 from mlx_rq.worker.cli.completion import complete_model
 from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.models import DEMO_MODEL
-from mlx_rq.worker.cli.worker import data_dir_option
+from mlx_rq.worker.cli.worker_options import data_dir_option
 
 if TYPE_CHECKING:
     from mlx_rq.engine.models.device import MLXDevice
