@@ -1,4 +1,4 @@
-"""Delivers webhooks: tells receivers how their jobs ended, again and again until they took it.
+"""Delivers webhooks: tells receivers how their jobs and batches ended, until they took it.
 
 The list of deliveries is in Redis (`mlx_rq.jobs.queue.webhooks`). Any number of servers
 may deliver.
@@ -22,6 +22,7 @@ from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestErro
 from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.connection import connect
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.jobs.queue.webhook_events import is_event, read_event
 from mlx_rq.jobs.queue.webhooks import (
     Delivery,
     claim_due,
@@ -117,31 +118,31 @@ class Webhooks:
         try:
             await self._try(delivery)
         except (RedisError, RedisUnavailable) as error:
-            logger.warning("webhook of job %s waits for Redis: %s", delivery.job_id, error)
+            logger.warning("webhook of %s waits for Redis: %s", _words(delivery), error)
         except Exception:
-            logger.exception("webhook of job %s", delivery.job_id)
+            logger.exception("webhook of %s", _words(delivery))
 
     async def _try(self, delivery: Delivery) -> None:
-        connection, job_id = connect(self._redis_url), delivery.job_id
+        connection, name = connect(self._redis_url), delivery.name
         try:
-            url, event = await run_in_threadpool(self._event, job_id)
+            url, event = await run_in_threadpool(self._event, name)
         except (JobNotFound, RequestError) as error:
-            logger.warning("webhook of job %s is given up: %s", job_id, error)
-            await run_in_threadpool(settle, connection, job_id)
+            logger.warning("webhook of %s is given up: %s", _words(delivery), error)
+            await run_in_threadpool(settle, connection, name)
             return
         fault = await self._send(url, event)
         if fault is None:
-            await run_in_threadpool(settle, connection, job_id)
+            await run_in_threadpool(settle, connection, name)
             return
         delay = None
         if fault != _GONE:
             delay = await run_in_threadpool(postpone, connection, delivery)
         else:
-            await run_in_threadpool(settle, connection, job_id)
+            await run_in_threadpool(settle, connection, name)
         then = "given up" if delay is None else f"tried again in {delay:.0f} s"
         # The rest of the URL may hold a secret of the receiver's.
         host = urlsplit(url).hostname
-        logger.warning("webhook of job %s to %s failed (%s): %s", job_id, host, fault, then)
+        logger.warning("webhook of %s to %s failed (%s): %s", _words(delivery), host, fault, then)
 
     async def _send(self, url: str, event: dict[str, Any]) -> str | int | None:
         """Sends an event; returns what went wrong: the receiver's status, or words."""
@@ -157,8 +158,14 @@ class Webhooks:
             return str(failure)
         return None if 200 <= status < 300 else status
 
-    def _event(self, job_id: str) -> tuple[str, dict[str, Any]]:
-        """Reads where to send an event, and writes it; raises JobNotFound where it is too late."""
+    def _event(self, name: str) -> tuple[str, dict[str, Any]]:
+        """Gives where to send an event, and what it says.
+
+        Raises JobNotFound where it is too late, RequestError where it cannot be read.
+        """
+        return read_event(connect(self._redis_url), name) if is_event(name) else self._end_of(name)
+
+    def _end_of(self, job_id: str) -> tuple[str, dict[str, Any]]:
         url = url_of(connect(self._redis_url), job_id)
         view = job_view(Job(job_id, self._redis_url))
         if url is None:
@@ -171,3 +178,7 @@ class Webhooks:
             "data": view,
         }
         return url, event
+
+
+def _words(delivery: Delivery) -> str:
+    return delivery.name if is_event(delivery.name) else f"job {delivery.name}"

@@ -23,8 +23,9 @@
     mlx-rq:stream:<job id>          stream   text as it is generated (`jobs/queue/stream.py`); TTL
     mlx-rq:owned:<key's owner>      zset     jobs that came in with an API key; trimmed, TTL
     mlx-rq:history                  stream   samples of rates, queues and memory (`history.py`); TTL
-    mlx-rq:webhooks                 zset     ended jobs whose webhooks are to be sent, by when
+    mlx-rq:webhooks                 zset     ended jobs, and events, of which webhooks tell, by when
     mlx-rq:webhook-tries            hash     how often each of those was tried
+    mlx-rq:webhook-event:<name>     string   what is told of what is no job; JSON; TTL
 
 RQ's queues are called `mlx-rq:<model>:<priority>`, the model percent-encoded, because model ids
 hold slashes and RQ joins queue names with commas.
@@ -131,6 +132,11 @@ def metadata(job_id: str) -> str:
 def owned(owner: str) -> str:
     """Names the set of the jobs that came in with one API key."""
     return f"mlx-rq:owned:{owner}"
+
+
+def webhook_event(name: str) -> str:
+    """Names the record of an event that a webhook tells, of what is no job."""
+    return f"mlx-rq:webhook-event:{name}"
 
 
 def stream(job_id: str) -> str:

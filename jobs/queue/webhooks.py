@@ -48,9 +48,11 @@ _ENCODED = "whsec_"
 
 
 class Delivery(NamedTuple):
-    """A job whose receiver is to be told now, and how often that has been tried, this time too."""
+    """What a receiver is to be told of now, and how often that has been tried, this time too."""
 
-    job_id: str
+    name: str
+    """The id of a job, or the name of an event (`webhook_events.py`)."""
+
     tries: int
 
 
@@ -175,7 +177,7 @@ def claim_due(connection: Redis, limit: int) -> list[Delivery]:
     taken = script(
         keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES], args=[limit, CLAIM_SECONDS, _TRIES_KEPT]
     )
-    return [Delivery(job_id.decode(), tries) for job_id, tries in taken]
+    return [Delivery(name.decode(), tries) for name, tries in taken]
 
 
 def url_of(connection: Redis, job_id: str) -> str | None:
@@ -189,20 +191,21 @@ def url_of(connection: Redis, job_id: str) -> str | None:
     return str(url)
 
 
-def settle(connection: Redis, job_id: str) -> None:
+def settle(connection: Redis, name: str) -> None:
     """Takes a delivery off the list: it has arrived, or nothing more is to be done."""
     with connection.pipeline() as pipe:
-        pipe.zrem(keys.WEBHOOKS, job_id)
-        pipe.hdel(keys.WEBHOOK_TRIES, job_id)
+        pipe.zrem(keys.WEBHOOKS, name)
+        pipe.hdel(keys.WEBHOOK_TRIES, name)
+        pipe.delete(keys.webhook_event(name))
         reading.ask_all(pipe)
 
 
 def postpone(connection: Redis, delivery: Delivery) -> float | None:
     """Has a delivery that failed tried again; returns in how many seconds, None if never."""
     if delivery.tries > len(DELAYS):
-        settle(connection, delivery.job_id)
+        settle(connection, delivery.name)
         return None
     delay = DELAYS[max(0, delivery.tries - 1)] * random.uniform(1, 1 + _JITTER)
     due = redis_time(connection) + delay
-    reading.ask(connection.zadd, keys.WEBHOOKS, {delivery.job_id: due}, xx=True)
+    reading.ask(connection.zadd, keys.WEBHOOKS, {delivery.name: due}, xx=True)
     return delay

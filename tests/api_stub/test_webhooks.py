@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from batch_helpers import batch_lines, write_jsonl
 from click.testing import CliRunner
 from fakes import PATIENCE, FakeEngine, StartWorker, eventually, failure, free_port
 from redis import Redis
@@ -163,6 +164,39 @@ def test_a_producer_in_python_may_name_one(
         submit(CHAT, webhook="ftp://example.org")
 
 
+def test_the_end_of_a_batch_of_the_command_line_is_told(
+    sending: RunningServer,
+    receiver: Receiver,
+    start_worker: StartWorker,
+    connection: Redis,
+    tmp_path: Path,
+) -> None:
+    receiver.statuses = [410]
+    start_worker()
+    lines = write_jsonl(tmp_path / "in.jsonl", batch_lines(2))
+    for output in ("nobody-wants.jsonl", "out.jsonl"):
+        arguments = ["batch", str(lines), "-o", str(tmp_path / output), "--webhook", receiver.url]
+        assert CliRunner().invoke(main, arguments).exit_code == 0
+    _, (_, headers, body) = receiver.wait_for(2)
+    client = openai.OpenAI(api_key="none", webhook_secret=ENCODED)
+    event: Any = client.webhooks.unwrap(body, headers)
+    assert (event.id, event.type) == (headers["webhook-id"], "batch.completed")
+    assert event.data.id.startswith("batch_")
+    assert json.loads(body)["data"]["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    nothing_left(connection)
+    assert list(connection.scan_iter("mlx-rq:webhook-event:*")) == []
+
+
+@pytest.mark.parametrize("told", [None, b"{", b'{"url": "https://x.org"}', b'{"event": {}}'])
+def test_an_event_that_cannot_be_read_is_given_up(
+    sending: RunningServer, connection: Redis, told: bytes | None
+) -> None:
+    if told is not None:
+        connection.set(keys.webhook_event("batch_1"), told)
+    connection.zadd(keys.WEBHOOKS, {"batch_1": 0})
+    nothing_left(connection)
+
+
 def test_what_was_not_taken_is_sent_again(
     sending: RunningServer,
     receiver: Receiver,
@@ -247,7 +281,7 @@ def test_what_a_server_had_taken_when_it_died_is_taken_again(
     start_worker()
     job = submit(CHAT, webhook=receiver.url)
     job.result(timeout=10)
-    assert [one.job_id for one in claim_due(connection, 5)] == [job.id]
+    assert [one.name for one in claim_due(connection, 5)] == [job.id]
     assert claim_due(connection, 5) == []
     due_again = connection.zscore(keys.WEBHOOKS, job.id)
     assert due_again == pytest.approx(redis_time(connection) + CLAIM_SECONDS, abs=5)

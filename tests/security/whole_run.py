@@ -121,13 +121,14 @@ async def _awaited(job: Job) -> dict[str, Any]:
 
 def _command_line(url: str, folder: Path) -> None:
     lines = write_jsonl(folder / "in.jsonl", batch_lines(5))
+    hook = "http://127.0.0.1:9/hook"
     for arguments in (
         ("submit", "Hi", "--wait"),
         ("status",),
         ("status", "--json"),
         ("limits",),
         ("cancel", "--queued", "--yes"),
-        ("batch", str(lines), "-o", str(folder / "out.jsonl"), "--quiet"),
+        ("batch", str(lines), "-o", str(folder / "out.jsonl"), "--quiet", "--webhook", hook),
     ):
         ran = CliRunner().invoke(main, arguments, env={"MLX_RQ_REDIS_URL": url})
         assert ran.exit_code == 0, (arguments, ran.output, ran.exception)

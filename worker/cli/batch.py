@@ -21,6 +21,7 @@ from mlx_rq.jobs.batch.state import State, open_state
 from mlx_rq.jobs.batch.tally import Tally
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
 from mlx_rq.jobs.queue.options import BATCH_PRIORITY
+from mlx_rq.worker.cli.batch_end import telling, telling_options
 from mlx_rq.worker.cli.batch_files import (
     PIPE,
     Places,
@@ -92,6 +93,7 @@ def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> 
 )
 @job_options(priority={"envvar": None, "default": BATCH_PRIORITY}, timeout={"envvar": None})
 @option("--quiet", is_flag=True, help="Show no progress.")
+@telling_options
 @json_option
 @redis_option
 def batch(
@@ -164,20 +166,22 @@ def _run(
     if output == PIPE:
         piped = PipedOutputs(sys.stdout.buffer, errors_path(input_name, output, options))
         batch = Batch(source, piped, State(), _batch_options(options))
-        _run_batch(batch, options)
-        _print_summary(batch, None, as_json, to_stderr=True)
+        with telling(batch, input_name, output, options):
+            _run_batch(batch, options)
+            _print_summary(batch, None, as_json, to_stderr=True)
         return batch.tally
     places = places_of(input_name, output, options)
     places.check_packages()  # before a night's work, not after
     with open_state(places.state, output) as state:
         batch = Batch(source, places.outputs(), state, _batch_options(options))
-        _run_batch(batch, options)
-        if batch.tally.exit_code != NOT_FINISHED:
-            if places.dataset is not None:
-                Dataset(source, places.answers, schema_of(options)).write(places.dataset)
-            if places.compressed is not None:
-                compress(places.answers, places.compressed)
-    _print_summary(batch, places, as_json, to_stderr=False)
+        with telling(batch, input_name, output, options):
+            _run_batch(batch, options)
+            if batch.tally.exit_code != NOT_FINISHED:
+                if places.dataset is not None:
+                    Dataset(source, places.answers, schema_of(options)).write(places.dataset)
+                if places.compressed is not None:
+                    compress(places.answers, places.compressed)
+            _print_summary(batch, places, as_json, to_stderr=False)
     return batch.tally
 
 
