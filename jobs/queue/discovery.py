@@ -32,17 +32,22 @@ def default_data_dir() -> Path:
 def embedded_url(data_dir: Path | None = None) -> str | None:
     """Gives the URL of the embedded server of a data folder; None where none runs."""
     folder = (data_dir or default_data_dir()) / FOLDER
-    try:
-        file = (folder / LOCK_FILE).open("rb")
-    except OSError:
+    if not is_running(folder):
         return None
-    with file:
-        if not _is_held(file):
-            return None
     try:
         return (folder / URL_FILE).read_text().strip() or None
     except OSError:
         return None
+
+
+def is_running(folder: Path) -> bool:
+    """Tells whether an embedded server runs on its folder, or is being started."""
+    try:
+        file = (folder / LOCK_FILE).open("rb")
+    except OSError:
+        return False
+    with file:
+        return _is_held(file)
 
 
 def _is_held(file: IO[bytes]) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mlx_rq.worker.cli.doctor.finding import Finding, gigabytes
 from mlx_rq.worker.cli.machine import is_translated, unfit
+from mlx_rq.worker.process.chip import chip
 
 _PROGRAM_SECONDS = 5.0
 _TRIAL_SECONDS = 0.3
@@ -64,7 +65,6 @@ def this_machine(run: Callable[..., str] | None = None) -> Machine:
     """Asks the system; `run` gives the output of a program, empty where it fails."""
     said = run or _output
     mac = sys.platform == "darwin"
-    chip = said("sysctl", "-n", "machdep.cpu.brand_string") if mac else ""
     wired = said("sysctl", "-n", "iogpu.wired_limit_mb") if mac else ""
     asleep = re.search(r"^\s*sleep\s+(\d+)", said("pmset", "-g") if mac else "", re.MULTILINE)
     return Machine(
@@ -73,7 +73,7 @@ def this_machine(run: Callable[..., str] | None = None) -> Machine:
         python=platform.python_version(),
         macos=platform.mac_ver()[0],
         translated=is_translated(),
-        chip=chip.strip(),
+        chip=chip(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         wired_limit=int(wired) << 20 if wired.strip().isdecimal() else 0,
         sleeps_after=int(asleep[1]) if asleep else None,
@@ -127,8 +127,8 @@ def _libraries() -> str:
 def machine_findings(machine: Machine, mlx: Mlx) -> Iterator[Finding]:
     """Says what is to be known of a machine."""
     system = f"macOS {machine.macos}" if machine.macos else machine.system
-    chip = f", {machine.chip}" if machine.chip else ""
-    where = f"{machine.python} ({machine.architecture}), {system}{chip}"
+    named = "" if machine.chip == machine.architecture else f", {machine.chip}"
+    where = f"{machine.python} ({machine.architecture}), {system}{named}"
     why_not = unfit(machine.system, machine.architecture, machine.macos, machine.translated)
     if why_not:
         yield Finding("Python", "error", where, why_not)

@@ -15,7 +15,7 @@ from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.connection import address, reachable
 from mlx_rq.jobs.queue.eviction import eviction_warning
 from mlx_rq.jobs.queue.workers import live_workers
-from mlx_rq.worker.cli.doctor.finding import Finding
+from mlx_rq.worker.cli.doctor.finding import Finding, Fix
 
 _LEAST_VERSION = (6, 2)
 _SLOW_SECONDS = 0.05
@@ -23,8 +23,11 @@ _CLOCK_SECONDS = 2.0
 _PINGS = 5
 
 
-def queue_findings(connection: Redis) -> Iterator[Finding]:
-    """Looks at the server. Raises RedisUnavailable where none answers."""
+def queue_findings(connection: Redis, *, ours: bool = False) -> Iterator[Finding]:
+    """Looks at the server: our embedded one, whose settings may be mended, or another.
+
+    Raises RedisUnavailable where none answers.
+    """
     with reachable(connection):
         trip = min(_seconds_of_ping(connection) for _ in range(_PINGS))
         clock = redis_time(connection) - trip / 2 - time.time()
@@ -33,11 +36,20 @@ def queue_findings(connection: Redis) -> Iterator[Finding]:
             told = connection.info()
     yield _of_version(told, address(connection), trip)
     if told:
-        yield _of_persistence(told)
+        yield _of_persistence(told, _to_set(connection, "appendonly", "yes", ours=ours))
         warning = eviction_warning(connection)
         said = f"maxmemory-policy {told.get('maxmemory_policy', '?')}: nothing is thrown away"
-        yield Finding("eviction", "error" if warning else "ok", warning or said)
+        keep = _to_set(connection, "maxmemory-policy", "noeviction", ours=ours)
+        found = Finding("eviction", "ok", said)
+        yield Finding("eviction", "error", warning, fix=keep) if warning else found
     yield clock_finding(clock)
+
+
+def _to_set(connection: Redis, name: str, value: str, *, ours: bool) -> Fix | None:
+    """Mends a setting of our embedded server; others' settings are theirs."""
+    if not ours:
+        return None
+    return Fix(f"CONFIG SET {name} {value}", lambda: connection.config_set(name, value))
 
 
 def _seconds_of_ping(connection: Redis) -> float:
@@ -63,7 +75,7 @@ def _of_version(told: Mapping[str, Any], where: str, trip: float) -> Finding:
     return Finding("queue", "ok", said)
 
 
-def _of_persistence(told: Mapping[str, Any]) -> Finding:
+def _of_persistence(told: Mapping[str, Any], turn_on: Fix | None) -> Finding:
     if told.get("aof_enabled"):
         if told.get("aof_last_write_status", "ok") != "ok":
             advice = "Its disk may be full: its log says more. Jobs are not safe until then."
@@ -74,6 +86,7 @@ def _of_persistence(told: Mapping[str, Any]) -> Finding:
         "warning",
         "it has no append-only file: killed, it forgets what came since its last snapshot",
         "redis-cli CONFIG SET appendonly yes, and the same in its configuration file.",
+        turn_on,
     )
 
 

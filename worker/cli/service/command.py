@@ -14,6 +14,7 @@ from mlx_rq.worker.cli.config import EXPORTED_HERE, PROFILE_VARIABLE
 from mlx_rq.worker.cli.service.definition import Service, needed, our_program
 from mlx_rq.worker.cli.service.launchd import Launchd
 from mlx_rq.worker.cli.service.logged import run_logged
+from mlx_rq.worker.cli.service.manager import manager as system_manager
 from mlx_rq.worker.cli.service.systemd import Systemd
 
 _RUN = ("up", "worker", "serve")
@@ -25,10 +26,6 @@ _name_option = click.option(
     "--name", default=None, help="What it is called.", show_default="the command's name"
 )
 _named = click.argument("name", default="up")
-
-
-def _manager() -> Launchd | Systemd:
-    return Launchd() if sys.platform == "darwin" else Systemd()
 
 
 @click.group()
@@ -57,7 +54,7 @@ def install(context: click.Context, name: str | None, yes: bool, command: tuple[
     name = _checked_name(name or program[0])
     exported = context.meta.get(EXPORTED_HERE, frozenset()) - {PROFILE_VARIABLE}
     made = Service(name, program, needed(os.environ, exported), Path.cwd())
-    manager, ours = _manager(), our_program()
+    manager, ours = system_manager(), our_program()
     path = manager.file(name)
     click.echo(f"# {path}\n{manager.text(made.without_secrets(), ours)}")
     if not yes and not click.confirm("Write it, and start it?", default=True, err=True):
@@ -92,7 +89,7 @@ def _checked_name(name: str) -> str:
 
 def _installed(name: str) -> Launchd | Systemd:
     """Gives what manages a service; raises ClickException where there is none of that name."""
-    manager = _manager()
+    manager = system_manager()
     if not manager.file(_checked_name(name)).exists():
         path = manager.file(name)
         raise click.ClickException(
