@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from redis import Redis
 
-from mlx_rq.api_stub.page.job_detail import job_detail
 from mlx_rq.api_stub.service import Service
 from mlx_rq.jobs.client.job import STATUSES, Status
+from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import JobNotFound
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.overview import overview

@@ -1,7 +1,6 @@
 """Commands for producers: submit, result, status. They need Redis, not MLX."""
 
 import json
-from datetime import datetime
 from typing import Any, TextIO
 
 import click
@@ -17,7 +16,7 @@ from mlx_rq.worker.cli.common import json_option, option, print_json, redis_opti
 from mlx_rq.worker.cli.completion import complete_job, complete_served
 from mlx_rq.worker.cli.job_ids import STDIN, find_job, read_stdin
 from mlx_rq.worker.cli.job_options import job_options
-from mlx_rq.worker.cli.status_view import plain, view
+from mlx_rq.worker.cli.status_view import life_lines, view
 
 FOLLOW_OR_JSON = "--follow prints text as it comes, --json one object at the end: take one of them"
 
@@ -213,10 +212,8 @@ def trace(job_id: str, as_json: bool, redis_url: str | None) -> None:
     if as_json:
         print_json([event._asdict() for event in events])
         return
-    for event in events:
-        at = datetime.fromtimestamp(event.at).astimezone()
-        after = f"{event.at - events[0].at:+9.3f} s"
-        click.echo(f"{at:%H:%M:%S} {after}  {event.name:12} {plain(event.detail)}".rstrip())
+    for said in life_lines(events):
+        click.echo(said)
 
 
 COMMANDS = (submit, result, status, trace)

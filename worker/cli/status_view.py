@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mlx_rq.jobs.queue.trace import Event
 from mlx_rq.worker.cli.batch_progress import duration
 from mlx_rq.worker.cli.queue import limit_lines
 
@@ -141,6 +142,14 @@ def failure_lines(failures: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         reason = failure["code"] or "error"
         yield line(f"  {failure['id']} {_ago(failure['ended_at'])} {reason}", "red")
         yield line(f"    {failure['message']}")
+
+
+def life_lines(events: Sequence[Event]) -> Iterator[str]:
+    """Writes what happened to a job: when, how long after it was queued, and what."""
+    for event in events:
+        at = datetime.fromtimestamp(event.at).astimezone()
+        after = f"{event.at - events[0].at:+9.3f} s"
+        yield f"{at:%H:%M:%S} {after}  {event.name:12} {plain(event.detail)}".rstrip()
 
 
 def _ago(ended_at: str | None) -> str:

@@ -1,4 +1,4 @@
-"""A job's life, as the page shows it; its prompt and answer only where that was asked for."""
+"""What a person is shown of a job; its prompt and answer only where that was asked for."""
 
 import json
 from contextlib import suppress
@@ -15,7 +15,7 @@ _LONGEST = 50_000
 """Characters of a prompt or an answer that are shown."""
 
 
-def job_detail(job_id: str, redis_url: str, *, content: bool) -> dict[str, Any]:
+def job_detail(job_id: str, redis_url: str | None, *, content: bool) -> dict[str, Any]:
     """Tells what is known of a job. Raises JobNotFound."""
     job = Job(job_id, redis_url)
     detail: dict[str, Any] = {**job.info(), "kind": None, "metadata": None, "prompt": None}
