@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from mlx_rq.worker.cli.doctor.services import service_findings
 from mlx_rq.worker.cli.main import main
-from mlx_rq.worker.cli.service.definition import Service, needed
+from mlx_rq.worker.cli.service.definition import Service, needed, why_it_may_go
 from mlx_rq.worker.cli.service.logged import run_logged
 from mlx_rq.worker.cli.service.systemd import Systemd
 
@@ -24,6 +25,20 @@ HARD = Service(
     {"MLX_RQ_NAME": 'x "y" %h $z'},
     Path("/tmp"),
 )
+
+
+LAUNCHD = {
+    "Label": str,
+    "ProgramArguments": list,
+    "WorkingDirectory": str,
+    "EnvironmentVariables": dict,
+    "RunAtLoad": bool,
+    "KeepAlive": bool,
+    "ThrottleInterval": int,
+    "ExitTimeOut": int,
+    "ProcessType": str,
+}
+"""Of the keys that launchd.plist(5) has, those that are used, and what each takes."""
 
 
 class Home:
@@ -118,6 +133,71 @@ def test_a_unit_is_stopped_started_asked_and_removed(
     assert "there is no service 'up'" in run("stop").stderr
 
 
+def test_the_users_systemd_is_found_where_the_shell_does_not_name_it(
+    home: Home, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after su, or sudo -u: there the variable is missing, and its folder is not."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    bus = home.folder / "bus"
+    monkeypatch.setattr("mlx_rq.worker.cli.service.systemd._RUNTIME", str(home.folder / "{uid}"))
+    monkeypatch.setattr(os, "getuid", lambda: "bus")
+    run("install", "--yes")
+    home.program("systemctl", 'echo "ActiveState=active$XDG_RUNTIME_DIR"')
+    assert run("status").stdout.startswith("up: active (")
+    bus.mkdir()
+    assert run("status").stdout.startswith(f"up: active{bus} (")
+    assert run("status", XDG_RUNTIME_DIR="/given").stdout.startswith("up: active/given (")
+
+
+def test_where_systemd_cannot_be_asked_nothing_is_said_that_is_not_known(
+    home: Home, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    home.program("systemctl", "echo Failed to connect to bus: No medium found >&2; exit 1")
+    installed = run("install", "--yes")
+    assert installed.exit_code == 1
+    why, then = installed.stderr.splitlines()
+    assert why.endswith("say once: sudo loginctl enable-linger USER")
+    assert then.endswith("does not run yet: `mlx-rq service start up` starts it.")
+    assert run("status").stderr.startswith("Error: systemctl --user show --property=")
+    removed = run("uninstall")
+    assert removed.exit_code == 0
+    assert removed.stderr.startswith("note: it may still run: systemctl --user disable --now ")
+
+
+def test_what_is_installed_for_once_is_told_that_it_may_go(
+    home: Home, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = "/home/me/.cache/uv/archive-v0/x1/bin/mlx-rq"
+    monkeypatch.setattr("mlx_rq.worker.cli.service.command.our_program", lambda: [once])
+    assert "uv tool install 'mlx-rq[all]'" in run("install", input="n\n").stderr
+    assert why_it_may_go(["/home/me/.cache/pypoetry/virtualenvs/x/bin/mlx-rq"]) is None
+    assert why_it_may_go(["/opt/homebrew/bin/mlx-rq"]) is None
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_the_doctor_looks_at_services(
+    home: Home, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert list(service_findings()) == []
+    ours = home.folder / 'a "b" %i $x \\n' / "mlx-rq"
+    ours.parent.mkdir()
+    ours.touch(mode=0o755)
+    monkeypatch.setattr("mlx_rq.worker.cli.service.command.our_program", lambda: [str(ours)])
+    assert run("install", "--yes", "--name", "night").exit_code == 0
+    (stopped,) = service_findings()
+    advice = "mlx-rq service start night; mlx-rq service logs night"
+    assert (stopped.level, stopped.advice) == ("warning", advice)
+    home.program("systemctl", "echo ActiveState=active")
+    home.program("launchctl", "echo 'state = running'")
+    (runs,) = service_findings()
+    assert (runs.level, runs.text[:6]) == ("ok", "night:")
+    ours.unlink()
+    (gone,) = service_findings()
+    assert (gone.level, f"night starts {ours}, which is" in gone.text) == ("error", True)
+
+
 def test_systemd_itself_has_nothing_against_the_unit(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
@@ -146,6 +226,9 @@ def test_an_agent_of_launchd(
     path = home.folder / "Library/LaunchAgents/mlx-rq.night.plist"
     agent = plistlib.loads(path.read_bytes())
     log = str(home.folder / "Library/Logs/mlx-rq/night.log")
+    assert {key: type(value) for key, value in agent.items()} == LAUNCHD
+    assert agent["ProcessType"] in ("Background", "Standard", "Adaptive", "Interactive")
+    assert {type(value) for value in agent["EnvironmentVariables"].values()} == {str}
     ours = ["-P", "-m", "mlx_rq.worker", "service", "run", "--log", log, "up", "--no-http"]
     assert agent["ProgramArguments"][1:] == ours
     assert (agent["KeepAlive"], agent["RunAtLoad"], agent["ExitTimeOut"]) == (True, True, 90)
@@ -183,6 +266,9 @@ def test_what_would_fail_at_each_start_is_not_installed(
 
 
 def test_of_a_shells_environment_what_counts_is_taken() -> None:
+    assert needed({"MLX_METAL_FAST_SYNCH": "1"}) == {"MLX_METAL_FAST_SYNCH": "1"}
+    hook = Service("up", ["up"], {"MLX_RQ_WEBHOOK": "https://x.org/s3cret"}, Path("/"))
+    assert hook.without_secrets().environment == {"MLX_RQ_WEBHOOK": "***"}
     shell = {"MLX_RQ_MODEL": "m", "MLX_RQ_PARENT_PIPE": "5", "HF_HOME": "/h", "HTTPS_PROXY": "p"}
     shell |= {"https_proxy": "p", "AWS_SECRET": "s", "LD_PRELOAD": "l", "MLX_RQ_DATA_DIR": "d"}
     taken = ["HF_HOME", "HTTPS_PROXY", "LD_PRELOAD", "MLX_RQ_MODEL", "https_proxy"]

@@ -28,6 +28,7 @@ from mlx_rq.worker.cli.doctor.model import model_findings
 from mlx_rq.worker.cli.doctor.places import place_findings
 from mlx_rq.worker.cli.doctor.private import private_findings
 from mlx_rq.worker.cli.doctor.queue import queue_findings, worker_findings
+from mlx_rq.worker.cli.doctor.services import service_findings
 
 _MARKS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -108,6 +109,7 @@ def _look(
     yield from machine_findings(this_machine(), try_mlx())
     yield from place_findings()
     yield from private_findings(default_data_dir(), secret_files)
+    yield from service_findings()
     if model is not None:
         yield from model_findings(model, trust_remote_code=trust_remote_code)
     connection = connect(redis_url)

@@ -37,7 +37,7 @@ def private_findings(data: Path, secret_files: Iterable[Path]) -> Iterator[Findi
 def _places(data: Path, secret_files: Iterable[Path]) -> Iterator[_Place]:
     for name, holds in _OURS:
         yield _Place(data / name, holds)
-    for path in definitions():
+    for path in definitions().values():
         yield _Place(path, "the environment of a service")
     for path in config_files():
         if _has_password(path):

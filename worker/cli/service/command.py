@@ -11,7 +11,12 @@ import click
 from mlx_rq.files import replacing
 from mlx_rq.worker.cli.common import json_option, print_json
 from mlx_rq.worker.cli.config import EXPORTED_HERE, PROFILE_VARIABLE
-from mlx_rq.worker.cli.service.definition import Service, needed, our_program
+from mlx_rq.worker.cli.service.definition import (
+    Service,
+    needed,
+    our_program,
+    why_it_may_go,
+)
 from mlx_rq.worker.cli.service.launchd import Launchd
 from mlx_rq.worker.cli.service.logged import run_logged
 from mlx_rq.worker.cli.service.manager import manager as system_manager
@@ -57,13 +62,19 @@ def install(context: click.Context, name: str | None, yes: bool, command: tuple[
     manager, ours = system_manager(), our_program()
     path = manager.file(name)
     click.echo(f"# {path}\n{manager.text(made.without_secrets(), ours)}")
+    if (why := why_it_may_go(ours)) is not None:
+        click.echo(f"note: {why}", err=True)
     if not yes and not click.confirm("Write it, and start it?", default=True, err=True):
         click.echo("Nothing was written.", err=True)
         sys.exit(1)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, mode=0o600) as file:
         file.write(manager.text(made, ours).encode())
-    note = manager.installed(name)
+    try:
+        note = manager.installed(name)
+    except click.ClickException as error:
+        then = f"{path} is written, and does not run yet: `mlx-rq service start {name}` starts it."
+        raise click.ClickException(f"{error.message}\n{then}") from None
     click.echo(f"Started: `mlx-rq service logs {name}` shows what it says.")
     if note:
         click.echo(f"note: {note}", err=True)
@@ -103,7 +114,10 @@ def _installed(name: str) -> Launchd | Systemd:
 def uninstall(name: str) -> None:
     """Stop a service and remove its file; the queue's data stay."""
     manager = _installed(name)
-    manager.removed(name)
+    try:
+        manager.removed(name)
+    except click.ClickException as error:
+        click.echo(f"note: it may still run: {error.message}", err=True)
     manager.file(name).unlink()
     click.echo(f"{manager.file(name)} is removed")
 

@@ -15,10 +15,10 @@ STOP_SECONDS = 90
 
 _INTERNAL = frozenset({"MLX_RQ_PARENT_PIPE", "MLX_RQ_SUPERVISOR_PIPE", "MLX_RQ_NAME_HOLDER"})
 _TAKEN = re.compile(
-    r"MLX_RQ_\w+|HF_\w+|XDG_(CONFIG|DATA|CACHE)_HOME|PATH|LANG|LC_ALL|TZ|LD_PRELOAD|NO_COLOR"
+    r"MLX_\w+|HF_\w+|XDG_(CONFIG|DATA|CACHE)_HOME|PATH|LANG|LC_ALL|TZ|LD_PRELOAD|NO_COLOR"
     r"|SSL_CERT_(FILE|DIR)|(?i:https?|no|all)_(?i:proxy)"
 )
-_SECRET = re.compile(r"\w*(TOKEN|PASSWORD|SECRET|KEY|PROXY)", re.IGNORECASE)
+_SECRET = re.compile(r"\w*(TOKEN|PASSWORD|SECRET|KEY|PROXY|WEBHOOK)", re.IGNORECASE)
 
 
 class Service(NamedTuple):
@@ -49,6 +49,20 @@ def needed(environment: Mapping[str, str], without: Collection[str] = ()) -> dic
         for name, value in sorted(environment.items())
         if _TAKEN.fullmatch(name) and name not in unwanted
     }
+
+
+_FOR_ONCE = re.compile(r"/uv/(archive|environments)-v\d+/|/pipx/\.?cache/")
+"""In the paths of what `uvx` and `pipx run` install: they may remove it at any time."""
+
+
+def why_it_may_go(program: Sequence[str]) -> str | None:
+    """Says why a program may be gone at the service's next start; None where it lasts."""
+    if _FOR_ONCE.search(program[0]) is None:
+        return None
+    return (
+        f"{program[0]} was installed for this once, and may be removed: install mlx-rq to stay "
+        "(uv tool install 'mlx-rq[all]'), and the service with that"
+    )
 
 
 def our_program() -> list[str]:

@@ -5,6 +5,7 @@ import plistlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from xml.parsers.expat import ExpatError
 
 from mlx_rq.worker.cli.service.definition import STOP_SECONDS, Service
 from mlx_rq.worker.cli.service.programs import call, output, quietly
@@ -22,6 +23,13 @@ class Launchd:
     def log(self, name: str) -> Path:
         """Says where the log lies; launchd itself keeps none, and rotates none."""
         return Path.home() / "Library" / "Logs" / "mlx-rq" / f"{name}.log"
+
+    def program_in(self, definition: Path) -> str:
+        """Reads which program a definition starts; empty where it says none."""
+        try:
+            return str(plistlib.loads(definition.read_bytes())["ProgramArguments"][0])
+        except (ValueError, KeyError, IndexError, TypeError, ExpatError):
+            return ""
 
     def text(self, service: Service, ours: Sequence[str]) -> str:
         """Writes the definition; `ours` begins our command line."""

@@ -12,7 +12,11 @@ def manager() -> Launchd | Systemd:
     return Launchd() if sys.platform == "darwin" else Systemd()
 
 
-def definitions() -> list[Path]:
-    """Lists the files of services that `service install` wrote."""
+def definitions() -> dict[str, Path]:
+    """Gives the files that `service install` wrote, by the names of the services."""
     pattern = manager().file("*")
-    return sorted(pattern.parent.glob(pattern.name))
+    before, after = pattern.name.split("*")
+    return {
+        path.name.removeprefix(before).removesuffix(after): path
+        for path in sorted(pattern.parent.glob(pattern.name))
+    }
