@@ -45,10 +45,10 @@ from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.doctor import command as doctor
 from mlx_rq.worker.cli.processes import stop_with_parent
 from mlx_rq.worker.cli.service import command as service
-from mlx_rq.worker.cli.signals import ToldToStop
+from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop, hear_interrupts
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as shells have it."""
+_PART = "mlx_rq.part"
+"""Says that the command is a part of another one, which speaks for it."""
 
 _QUEUE_LASTS = "Stopped. Jobs that were accepted stay in the queue, and go on at the next start."
 
@@ -83,7 +83,8 @@ class _Group(click.Group):
                 raise  # whoever reads has enough: click ends without a word
             _print_error(error, as_json=context.meta.get(AS_JSON, False))
         except (KeyboardInterrupt, click.Abort) as interrupt:  # Abort: at a question
-            click.echo(f"\n{_interrupted(context)}", err=True)
+            if not context.meta.get(_PART):
+                click.echo(f"\n{_interrupted(context)}", err=True)
             sys.exit(INTERRUPTED if not isinstance(interrupt, ToldToStop) else 1)
         sys.exit(1)
 
@@ -138,14 +139,17 @@ def main(context: click.Context, log_level: str) -> None:
     Start with `mlx-rq demo`, or `mlx-rq up` and then `mlx-rq submit "Hello"`.
 
     Exits with 0 where all went well, 1 where something failed, which standard error (with --json,
-    standard output) says, 2 where the command line is wrong. NO_COLOR is heeded.
+    standard output) says, 2 where the command line is wrong, 130 where Ctrl-C ended it. NO_COLOR
+    is heeded.
     """
     if os.environ.get("NO_COLOR"):
         context.color = False
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    stop_with_parent()
+    if stop_with_parent():
+        context.meta[_PART] = True
+        hear_interrupts()
     max_body_bytes()  # a wrong MLX_RQ_MAX_BODY is said at once, not by every job
     # These speak once for every request or connection.
     for noisy in ("rq.worker", "rq.registry", "httpx", "filelock", "transformers"):

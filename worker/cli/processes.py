@@ -32,11 +32,16 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def stop_with_parent() -> None:
-    """From now on this process gets a SIGTERM when the command that it is a part of is gone."""
-    if (number := os.environ.pop(PARENT_VARIABLE, None)) is not None:
-        watch = threading.Thread(target=_watch, args=(int(number),), name="parent", daemon=True)
-        watch.start()
+def stop_with_parent() -> bool:
+    """From now on this process gets a SIGTERM when the command that it is a part of is gone.
+
+    Returns whether it is a part of one.
+    """
+    if (number := os.environ.pop(PARENT_VARIABLE, None)) is None:
+        return False
+    watch = threading.Thread(target=_watch, args=(int(number),), name="parent", daemon=True)
+    watch.start()
+    return True
 
 
 def _watch(line: int) -> None:
@@ -93,8 +98,8 @@ def _start(
     program: list[str], environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     # A terminal that closes says so to everybody in it, but we end our children one after the
-    # other.
-    with unheard_by_children(signal.SIGHUP):
+    # other. Ctrl-C they hear once they can do something about it (`hear_interrupts`).
+    with unheard_by_children(signal.SIGHUP, signal.SIGINT):
         return subprocess.Popen(program, env=environment, pass_fds=descriptors)
 
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
+
 
 class ToldToStop(KeyboardInterrupt):
     """A signal that came to this process alone: its children have not heard of it.
@@ -46,6 +49,11 @@ def unheard_by_children(*numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear_interrupts() -> None:
+    """Lets Ctrl-C be heard where a process was started deaf to it; what came meanwhile, too."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.models import asked_models
 from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
-from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
+from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop, stopped_by_signals
 from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
 from mlx_rq.worker.cli.worker_options import data_dir_option, worker_options
 
@@ -118,8 +118,9 @@ def _until_the_end(worker: Process, server: Process | None, folder: Path) -> int
         return code
     except ToldToStop:
         worker.terminate()
-    except KeyboardInterrupt:
-        pass  # the children got the same signal
+    except KeyboardInterrupt:  # the children got the same signal
+        if worker.wait() == INTERRUPTED:  # before it was ready to be told
+            raise
     code = worker.wait()  # it is finishing its jobs
     return 0 if code == -signal.SIGTERM else code  # or it was not ready to be told
 

@@ -12,6 +12,8 @@ from redis import Redis
 from rq.command import send_shutdown_command
 
 from mlx_rq import Job, as_completed, submit, submit_many
+from mlx_rq.worker.cli.processes import child_process
+from mlx_rq.worker.cli.signals import INTERRUPTED
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -111,6 +113,20 @@ def test_rqs_shutdown_command_which_is_a_sigint_ends_it_in_good_order(
     submit(messages=HI, seed=1).result(PATIENCE)
     send_shutdown_command(connection, "child")
     assert child.wait() == (0, "ended well")
+
+
+def test_a_part_that_is_interrupted_while_it_starts_waits_until_it_can_end_without_a_word(
+    redis_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Where the tests themselves are to ignore it, so would the child.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with child_process("status", redis_url, {}) as part:
+            part.send_signal(signal.SIGINT)  # it is importing Python's own modules now
+            assert part.wait(PATIENCE) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_jobs_of_a_killed_worker_are_answered_by_another(
