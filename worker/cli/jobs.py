@@ -97,6 +97,7 @@ def submit(
         raise click.UsageError(FOLLOW_OR_JSON)
     if completion and system is not None:
         raise click.UsageError("--system goes with a chat, not with --completion")
+    when_interrupted("Stopped. Nothing was submitted.")  # as while a pipe is read
     if text == STDIN:
         text = read_stdin() if completion else read_stdin().rstrip("\n")
     fields = _read_body(body) if body else {}
@@ -110,6 +111,7 @@ def submit(
     if model is not None:
         fields["model"] = model
     fields.update(parse_parameters(parameter))
+    when_interrupted("Stopped before it was known whether the job is in the queue.")
     job = submit_module.submit(fields, stream=follow, **options)
     if wait or follow:
         when_interrupted(_goes_on(job.id))

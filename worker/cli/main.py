@@ -57,7 +57,6 @@ _INTERRUPTED_WORDS = {
     "demo": "Stopped. The demo's queue and its jobs are gone.",
     "model": "Stopped. No model was changed; the same command begins again.",
     "serve": "Stopped the HTTP server. Jobs that it took stay in the queue, and go on.",
-    "submit": "Stopped before it was known whether the job is in the queue.",
     "up": _QUEUE_LASTS,
     "worker": _QUEUE_LASTS,
 }

@@ -577,6 +577,26 @@ class TestCtrlC:
         for result in (waiting, again):
             assert (result.exit_code, result.stdout, result.stderr) == (130, "", words)
 
+    @pytest.mark.parametrize(
+        ("what", "words"),
+        [
+            ("read_stdin", "\nStopped. Nothing was submitted.\n"),
+            (
+                "submit_module.submit",
+                "\nStopped before it was known whether the job is in the queue.\n",
+            ),
+        ],
+    )
+    def test_while_a_job_is_submitted(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, what: str, words: str
+    ) -> None:
+        def interrupt(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(f"mlx_rq.worker.cli.jobs.{what}", interrupt)
+        result = run("submit", "-", input="Hi")
+        assert (result.exit_code, result.stdout, result.stderr) == (130, "", words)
+
     @pytest.mark.parametrize("command", [name for name in main.commands if name != "batch"])
     def test_nowhere_is_it_called_aborted(
         self, run: Run, monkeypatch: pytest.MonkeyPatch, command: str

@@ -92,6 +92,9 @@ def test_a_unit_is_shown_without_secrets_then_written_with_them_and_started(
     asked = run("install", "worker", "--model", "m", input="n\n", **secrets)
     unit = home.folder / ".config/systemd/user/mlx-rq-worker.service"
     assert (asked.exit_code, unit.exists(), home.calls()) == (1, False, [])
+    left = run("install", "worker", "--model", "m", input="")  # as Ctrl-C is to click
+    assert (left.exit_code, unit.exists()) == (130, False)
+    assert left.stderr.endswith("\nStopped. Nothing was written.\n")
     assert 'Environment="HF_TOKEN=***"' in asked.stdout
     assert '"worker" "--model" "m"' in asked.stdout
     assert "hidden" not in asked.output

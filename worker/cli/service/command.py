@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from mlx_rq.files import replacing
-from mlx_rq.worker.cli.common import json_option, print_json
+from mlx_rq.worker.cli.common import json_option, print_json, when_interrupted
 from mlx_rq.worker.cli.config import EXPORTED_HERE, PROFILE_VARIABLE
 from mlx_rq.worker.cli.service.definition import (
     Service,
@@ -64,9 +64,11 @@ def install(context: click.Context, name: str | None, yes: bool, command: tuple[
     click.echo(f"# {path}\n{manager.text(made.without_secrets(), ours)}")
     if (why := why_it_may_go(ours)) is not None:
         click.echo(f"note: {why}", err=True)
+    when_interrupted("Stopped. Nothing was written.")
     if not yes and not click.confirm("Write it, and start it?", default=True, err=True):
         click.echo("Nothing was written.", err=True)
         sys.exit(1)
+    when_interrupted(f"Stopped. `mlx-rq service status {name}` says whether it runs.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, mode=0o600) as file:
         file.write(manager.text(made, ours).encode())
