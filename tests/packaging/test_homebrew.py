@@ -3,7 +3,6 @@
 import hashlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,9 +74,3 @@ def test_what_it_tests_of_an_install_is_so(formula: str, nobody_listens: str) ->
     assert "No Redis at" in refused.output
     assert 'generate_completions_from_executable(bin/"mlx-rq", "completion")' in formula
     assert CliRunner().invoke(main, ["completion", "fish"]).exit_code == 0
-
-
-@pytest.mark.skipif(shutil.which("ruby") is None, reason="there is no Ruby here")
-def test_ruby_reads_it(formula: str) -> None:
-    read = subprocess.run(["ruby", "-c"], input=formula, capture_output=True, text=True)
-    assert (read.returncode, read.stdout) == (0, "Syntax OK\n")
