@@ -15,7 +15,7 @@ from functools import lru_cache, reduce
 
 import mlx.core as mx
 
-from mlx_rq.engine.kv.shared_cache import Arrangement, Level
+from mlx_rq.engine.kv.arrangement import Arrangement, Level
 
 SCORES = 2**22
 """Scores in memory at once (16 MiB of float32): long prefills go by pieces."""
@@ -47,7 +47,8 @@ class Rows:
     def attend(self, queries: mx.array, mask: mx.array | None, sinks: mx.array | None) -> mx.array:
         """Attends to everything, with so many queries, or heads, at a time that scores fit.
 
-        `queries` and what it gives: (rows, heads, queries, head width).
+        `queries` and what it gives: (rows, heads, queries, head width). Where queries are wider
+        than keys, their first part asks suffixes, and all of them parts.
         """
         rows, heads, length, _ = queries.shape
         kv_heads, own = self.keys.shape[1:3]
@@ -83,7 +84,7 @@ class Rows:
         group = heads // kv_heads
         order, places = self.arrangement.order, self.arrangement.places
         asked = queries.reshape(rows, kv_heads, group * length, width).astype(mx.float32)
-        own = self._own_scores(asked, mask, length)
+        own = self._own_scores(asked[..., : self.keys.shape[3]], mask, length)
         if order is not None:
             asked, own = asked[order], own[order]
         # From here on KV heads come first, then rows: the queries of a group are one matrix.

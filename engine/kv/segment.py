@@ -57,6 +57,40 @@ class KVSegment:
         return weights @ self._values[0, heads]
 
 
+class LatentSegment(KVSegment):
+    """The latents and the rotated keys of a run of tokens (`latents.py`), frozen.
+
+    A cache has them as keys and values. They lie side by side: the two together are the keys that
+    are attended to, the latents alone the values.
+    """
+
+    __slots__ = ("_latent",)
+
+    def __init__(self, latents: mx.array, rotated: mx.array) -> None:
+        self.tokens, self._latent = latents.shape[2], latents.shape[3]
+        self._keys = mx.concatenate([latents, rotated], axis=-1)
+
+    @staticmethod
+    def fits(keys: mx.array, values: mx.array) -> bool:
+        """Tells whether what a cache holds looks so: one head, and wider keys than values."""
+        return keys.shape[1] == 1 and keys.shape[3] > values.shape[3]
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (self._keys,)
+
+    @property
+    def keys(self) -> mx.array:
+        return self._keys[..., : self._latent]
+
+    @property
+    def values(self) -> mx.array:
+        return self._keys[..., self._latent :]
+
+    def weighted(self, weights: mx.array, heads: slice) -> mx.array:
+        return weights @ self.keys[0, heads]
+
+
 class QuantizedSegment(KVSegment):
     """Keys and values in a few bits, by scales in float32, since so are scores."""
 

@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
 from mlx_rq.engine.kv.joint_softmax import Rows, additive
+from mlx_rq.engine.kv.latents import padding_mask
 from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, SharedKVCache, cache_behind
 
 _NAME = "scaled_dot_product_attention"
@@ -35,17 +36,39 @@ def shared_attention(
     layer that attends to another one's keys may give no cache.
     """
     cache = cache_behind(keys) if cache is None else cache
-    if not isinstance(cache, SharedKVCache | BatchSharedKVCache) or not cache.arrangement.levels:
+    length, size = queries.shape[2], keys.shape[2]
+    if _is_whole(cache, length):
         stock: mx.array = base.scaled_dot_product_attention(
             queries, keys, values, cache, scale, mask, sinks=sinks
         )
         return stock
-    length, size = queries.shape[2], keys.shape[2]
+    if cache.arrangement.latent:
+        return _to_latents(queries, mask, cache, scale)
     if isinstance(mask, str):  # "causal": the last query sees all keys
         seen = mx.arange(size - length, size)[:, None] >= mx.arange(size)
         mask = None if length == 1 else seen
     rows = Rows(keys, values, cache.arrangement, scale)
     return rows.attend(queries, None if mask is None else additive(mask), sinks)
+
+
+def _is_whole(cache: Any, queries: int) -> bool:
+    """Tells whether a layer is given its rows from their first token on."""
+    if not isinstance(cache, SharedKVCache | BatchSharedKVCache) or not cache.arrangement.levels:
+        return True
+    return cache.arrangement.latent and queries > 1
+
+
+def _to_latents(
+    queries: mx.array, rotated: mx.array, cache: SharedKVCache | BatchSharedKVCache, scale: float
+) -> mx.array:
+    """Attends to latents, with one query for each row and head; `rotated` ones come multiplied."""
+    latents, rotated_keys = cache.suffixes
+    rotated = rotated.astype(mx.float32)
+    by_row, keys = rotated.swapaxes(1, 2), rotated_keys.astype(mx.float32).swapaxes(-1, -2)
+    seen = padding_mask(cache.padding, latents.shape[2])
+    bias = mx.addmm(seen, by_row, keys).swapaxes(1, 2)
+    wide = mx.concatenate([queries.astype(mx.float32), rotated * (1 / scale)], axis=-1)
+    return Rows(latents, latents, cache.arrangement, scale).attend(wide, bias, None)
 
 
 _installed: Counter[ModuleType] = Counter()

@@ -10,9 +10,6 @@ Written against mlx-lm 0.32 (`mlx_lm/models/cache.py`), whose caches these stand
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
 from operator import add
 from typing import Any, Self
 from weakref import ref
@@ -20,73 +17,13 @@ from weakref import ref
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, _BaseCache
 
-from mlx_rq.engine.kv.segment import KVSegment
+from mlx_rq.engine.kv import latents
+from mlx_rq.engine.kv.arrangement import Chain, Level, arranged, depth
 
 BLOCK = 64
 """Slots by which suffixes on prefixes grow: they are short, and mlx-lm's 256 would outweigh
 them.
 """
-
-
-Chain = tuple[KVSegment, ...]
-
-
-def depth(chain: Chain) -> int:
-    """Counts the tokens of a chain."""
-    return sum(map(len, chain))
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """So many rows, one after the other, and the part that they stand on (None: on nothing)."""
-
-    part: KVSegment | None
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """The groups of all rows at one level of nesting, and the tokens of the longest part there."""
-
-    groups: tuple[Group, ...]
-    longest: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrangement:
-    """Rows in an order in which those that share parts stand together, at every level of nesting.
-
-    `order` says which row comes where, `places` where a row is then (None: right where it is).
-    """
-
-    levels: tuple[Level, ...]
-    order: mx.array | None = None
-    places: mx.array | None = None
-
-
-def arranged(chains: Sequence[Chain]) -> Arrangement:
-    """Groups rows by the parts that they share."""
-    deepest = max(map(len, chains), default=0)
-    paths = [(*chain, *[None] * (deepest - len(chain))) for chain in chains]
-    seen: dict[KVSegment | None, int] = {}
-    ranks = [tuple(seen.setdefault(part, len(seen)) for part in path) for path in paths]
-    order = sorted(range(len(paths)), key=ranks.__getitem__)
-    levels = tuple(_level([paths[row][n] for row in order]) for n in range(deepest))
-    if order == sorted(order):
-        return Arrangement(levels)
-    places = sorted(order, key=order.__getitem__)
-    return Arrangement(levels, _indices(tuple(order)), _indices(tuple(places)))
-
-
-def _level(parts: Sequence[KVSegment | None]) -> Level:
-    groups = tuple(Group(part, len(list(rows))) for part, rows in groupby(parts))
-    return Level(groups, max(len(part) for part in parts if part is not None))
-
-
-@lru_cache(maxsize=64)
-def _indices(rows: tuple[int, ...]) -> mx.array:
-    """Gives the same array to all layers, whose rows stand alike."""
-    return mx.array(rows)
 
 
 _behind: dict[int, tuple[Any, Any]] = {}
@@ -123,7 +60,10 @@ class SharedKVCache(_BaseCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffix; gives all of the suffix."""
-        return _fetched(self, *self.suffix.update_and_fetch(keys, values))
+        own = self.suffix.update_and_fetch(keys, values)
+        if self.arrangement.latent:
+            own = latents.fetched([self.chain], own, keys.shape[2])
+        return _fetched(self, *own)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -133,7 +73,20 @@ class SharedKVCache(_BaseCache):
         mask: mx.array | str | None = self.suffix.make_mask(
             N, return_array=return_array, window_size=None
         )
+        if self.arrangement.latent and isinstance(mask, mx.array):
+            return latents.mask([self.chain], mask[None, None])
         return mask
+
+    @property
+    def suffixes(self) -> tuple[mx.array, mx.array]:
+        """What the cache holds itself."""
+        own: tuple[mx.array, mx.array] = self.suffix.keys_and_values()
+        return own
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Slots that are none of the suffix."""
+        return (0,)
 
     @property
     def state(self) -> Any:
@@ -193,13 +146,16 @@ class BatchSharedKVCache(BatchKVCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffixes; gives all of them."""
-        return _fetched(self, *super().update_and_fetch(keys, values))  # type: ignore[no-untyped-call]
+        own = super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+        if self.arrangement.latent:
+            own = latents.fetched(self.chains, own, keys.shape[2])
+        return _fetched(self, *own)
 
-    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
+    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array | None:
         """Gives the mask over the suffixes; raises ValueError for a window."""
         _refuse_window(kwargs.get("window_size"))
         mask: mx.array = super().make_mask(N, return_array=return_array)
-        return mask
+        return latents.mask(self.chains, mask) if self.arrangement.latent else mask
 
     def trim(self, n: int) -> int:
         """Forgets up to `n` tokens of every row, as many as the shortest suffix has; says how many.
@@ -271,6 +227,17 @@ class BatchSharedKVCache(BatchKVCache):
             suffix.values = mx.contiguous(self.values[idx : idx + 1, :, own])
             suffix.offset = suffix.keys.shape[2]
         return SharedKVCache(self.chains[idx], suffix)
+
+    @property
+    def suffixes(self) -> tuple[mx.array, mx.array]:
+        """What the cache holds itself."""
+        own: tuple[mx.array, mx.array] = self.keys_and_values()  # type: ignore[no-untyped-call]
+        return own
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Slots before each suffix."""
+        return tuple(self._padding)
 
     @property
     def levels(self) -> tuple[Level, ...]:

@@ -17,10 +17,11 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from mlx_rq.engine.kv.arrangement import Chain, depth
 from mlx_rq.engine.kv.numerics import probe_tokens
-from mlx_rq.engine.kv.segment import KVSegment, QuantizedSegment, group
+from mlx_rq.engine.kv.segment import KVSegment, LatentSegment, QuantizedSegment, group
 from mlx_rq.engine.kv.shared_attention import Installation
-from mlx_rq.engine.kv.shared_cache import Chain, SharedKVCache, depth
+from mlx_rq.engine.kv.shared_cache import SharedKVCache
 from mlx_rq.engine.kv.trial import ASSUMED, FAILURES, Batching, Trial, Verdict, objection
 
 MIN_SEQUENCES = 2
@@ -82,6 +83,8 @@ def can_share(cache: Any) -> bool:
 
 def _part(cache: KVCache, start: int, bits: int | None) -> KVSegment:
     keys, values = (array[:, :, start:] for array in cache.keys_and_values())
+    if LatentSegment.fits(keys, values):
+        return LatentSegment(keys, values)
     if bits and group(keys.shape[-1]) and group(values.shape[-1]):
         return QuantizedSegment(keys, values, bits)
     return KVSegment(keys, values)

@@ -90,7 +90,7 @@ def test_both_ways_are_timed_over_the_same_prefix(monkeypatch: pytest.MonkeyPatc
 def test_a_model_that_cannot_share_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_seconds_on_prefix", lambda model, n: pytest.fail("timed"))
 
-    assert calibrate.measure_share_from(tiny_model("deepseek_v3").model) == 3 * 2048
+    assert calibrate.measure_share_from(tiny_model("gemma2").model) == 3 * 2048
 
 
 def test_both_measures_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

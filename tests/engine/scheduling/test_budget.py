@@ -32,7 +32,7 @@ def test_a_sequence_costs_what_its_caches_hold(family: str, tokens: int) -> None
     assert measure_kv(network).bytes(1, tokens) == held
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
 @pytest.mark.parametrize("share_from", [1, 10**9], ids=["shared", "copied"])
 def test_a_batch_never_holds_more_than_was_counted(family: str, share_from: int) -> None:
     model = tiny_model(family)
