@@ -10,12 +10,14 @@ Scores are float32, whatever the model computes in, as in mlx's fused kernel. A 
 arrays is rounded to 16 bits, in bfloat16 a score of 30 to the nearest eighth: hence the casts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
 import mlx.core as mx
 
 from mlx_rq.engine.kv.arrangement import Arrangement, Level
+from mlx_rq.engine.kv.segment import KVSegment
 
 SCORES = 2**22
 """Scores in memory at once (16 MiB of float32): long prefills go by pieces."""
@@ -88,14 +90,14 @@ class Rows:
         if order is not None:
             asked, own = asked[order], own[order]
         # From here on KV heads come first, then rows: the queries of a group are one matrix.
-        shape = kv_heads, rows, group * length
+        shape = kv_heads, len(asked), group * length
         stacked = asked.swapaxes(0, 1).reshape(kv_heads, -1, width)
         levels = self.arrangement.levels
         scores = [self._level_scores(level, stacked, group * length) for level in levels]
         scores = [*(found.reshape(*shape, -1) for found in scores), own.swapaxes(0, 1)]
         if sinks is not None:  # a key without a value, one for each head
             sink = sinks.astype(mx.float32).reshape(kv_heads, 1, group, 1)
-            every = mx.broadcast_to(sink, (kv_heads, rows, group, length))
+            every = mx.broadcast_to(sink, (kv_heads, len(asked), group, length))
             scores.append(every.reshape(*shape, 1))
         weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1).astype(self.values.dtype)
         found, begin = [], 0
@@ -126,6 +128,11 @@ class Rows:
 
     def _level_scores(self, level: Level, queries: mx.array, each: int) -> mx.array:
         """Scores of parts, of `each` query a row: -inf where a row has no key, or no part."""
+        if level.stacked:
+            keys = self._stacked(level, lambda part: part.scored).astype(mx.float32)
+            asked = queries.reshape(len(queries), len(level.groups), -1, queries.shape[-1])
+            products = mx.addmm(level.absent, asked, keys.swapaxes(-1, -2), alpha=self.scale)
+            return products.reshape(*queries.shape[:2], -1)
         found, begin = [], 0
         for group in level.groups:
             asked = queries[:, begin : begin + group.rows * each]
@@ -141,6 +148,10 @@ class Rows:
 
     def _level_output(self, level: Level, weights: mx.array, each: int) -> mx.array:
         """What the values of parts give, by weights (KV heads, rows and queries, tokens)."""
+        if level.stacked:
+            by_part = weights.reshape(len(weights), len(level.groups), -1, level.longest)
+            sums = by_part @ self._stacked(level, lambda part: part.summed)
+            return sums.reshape(*weights.shape[:2], -1)
         found, begin = [], 0
         for group in level.groups:
             some = weights[:, begin : begin + group.rows * each]
@@ -151,10 +162,29 @@ class Rows:
                 found.append(group.part.weighted(some[..., : len(group.part)], self._heads))
         return _joined(found)
 
+    def _stacked(self, level: Level, of: Callable[[KVSegment], mx.array]) -> mx.array:
+        """Puts arrays of parts side by side, all as long: (KV heads, groups, tokens, width)."""
+        whole = [of(group.part)[0, self._heads] for group in level.groups if group.part is not None]
+        heads, _, width = whole[0].shape
+        zeros = _zeros(heads, level.longest, width, whole[0].dtype)
+        pieces, parts = [], iter(whole)
+        for group in level.groups:
+            tokens = len(group.part or ())
+            pieces += [next(parts)] if tokens else []
+            pieces += [zeros[:, tokens:]] if tokens < level.longest else []
+        return mx.concatenate(pieces, axis=1).reshape(heads, len(level.groups), -1, width)
+
     @property
     def _heads(self) -> slice:
         """Those of the parts that are here."""
         return slice(self.first_head, self.first_head + self.keys.shape[1])
+
+
+@lru_cache(maxsize=4)
+def _zeros(heads: int, tokens: int, width: int, dtype: mx.Dtype) -> mx.array:
+    zeros = mx.zeros((heads, tokens, width), dtype)
+    mx.eval(zeros)
+    return zeros
 
 
 def _cut(mask: mx.array | None, axis: int, at: int, step: int) -> mx.array | None:

@@ -47,6 +47,16 @@ class KVSegment:
     def values(self) -> mx.array:
         return self._values
 
+    @property
+    def scored(self) -> mx.array:
+        """What queries are multiplied by."""
+        return self._keys
+
+    @property
+    def summed(self) -> mx.array:
+        """What weights are multiplied by."""
+        return self._values
+
     def scores(self, queries: mx.array, heads: slice, scale: float) -> mx.array:
         """Multiplies queries (KV heads, any, head width) of some heads by the keys, in float32."""
         keys = self._keys[0, heads].astype(mx.float32)
@@ -54,7 +64,7 @@ class KVSegment:
 
     def weighted(self, weights: mx.array, heads: slice) -> mx.array:
         """Sums the values of some heads by weights (KV heads, any, tokens)."""
-        return weights @ self._values[0, heads]
+        return weights @ self.summed[0, heads]
 
 
 class LatentSegment(KVSegment):
@@ -87,8 +97,9 @@ class LatentSegment(KVSegment):
     def values(self) -> mx.array:
         return self._keys[..., self._latent :]
 
-    def weighted(self, weights: mx.array, heads: slice) -> mx.array:
-        return weights @ self.keys[0, heads]
+    @property
+    def summed(self) -> mx.array:
+        return self.keys
 
 
 class QuantizedSegment(KVSegment):

@@ -16,7 +16,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from mlx_rq.engine.kv import joint_softmax, shared_cache
+from mlx_rq.engine.kv import arrangement, joint_softmax, shared_cache
 from mlx_rq.engine.kv import shared_attention as attention
 from mlx_rq.engine.kv.segment import KVSegment, QuantizedSegment
 from mlx_rq.engine.kv.shared_cache import BLOCK, BatchSharedKVCache, SharedKVCache
@@ -95,12 +95,22 @@ def tree(layer: Layer) -> tuple[KVSegment, KVSegment, KVSegment, KVSegment]:
 @pytest.mark.parametrize("queries", [1, 4])
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
-def test_every_row_attends_as_alone(heads: int, kv_heads: int, sinks: bool, queries: int) -> None:
+@pytest.mark.parametrize("short", [0, arrangement.SHORT], ids=["one by one", "side by side"])
+def test_every_row_attends_as_alone(
+    heads: int,
+    kv_heads: int,
+    sinks: bool,
+    queries: int,
+    short: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arrangement, "SHORT", short)
     layer = Layer(heads, kv_heads, sinks)
     a, b, c, d = tree(layer)
     # Two prefixes, nested ones, rows on none, in no order; suffixes of all lengths, one empty.
     layer.rows([(a, c), (b,), (), (a, d), (a, c), (a,), (b, d), ()], [3, 1, 7, 2, 0, 5, 4, 1])
 
+    assert any(level.stacked for level in layer.together.levels) == bool(short)
     for _ in range(3):
         layer.step(queries)
 
@@ -358,17 +368,20 @@ def test_windows_are_refused() -> None:
 
 @pytest.mark.parametrize("scores", [1, 6], ids=["", "high scores"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("parts", [1, 4])
 def test_short_floats_lose_what_is_lost_by_writing_the_answer(
-    dtype: mx.Dtype, scores: float
+    parts: int, dtype: mx.Dtype, scores: float
 ) -> None:
     mx.random.seed(5)
-    arrays = random(1, 2, 600, 32), random(4, 2, 9, 32), scores * random(4, 4, 1, 32)
+    arrays = random(parts, 2, 600, 32), random(4, 2, 9, 32), scores * random(4, 4, 1, 32)
     prefix, own, asked = (array.astype(dtype) for array in arrays)
-    copied = mx.concatenate([mx.repeat(prefix, 4, axis=0), own], axis=2)
+    copied = mx.concatenate([mx.repeat(prefix, 4 // parts, axis=0), own], axis=2)
     exact = mx.fast.scaled_dot_product_attention(
         asked.astype(mx.float32), *[copied.astype(mx.float32)] * 2, scale=0.2
     )
-    batch = BatchSharedKVCache([(KVSegment(prefix, prefix),)] * 4, [0] * 4)
+    held = [KVSegment(part, part) for part in mx.split(prefix, parts)]
+    batch = BatchSharedKVCache([(part,) for part in held for _ in range(4 // parts)], [0] * 4)
+    assert batch.levels[0].stacked == (parts == 4)
     shared = attention.shared_attention(asked, *batch.update_and_fetch(own, own), batch, 0.2, None)
 
     def error(found: mx.array) -> float:
@@ -385,12 +398,54 @@ BENCH = Path(__file__).parents[3] / "bench" / "shared_prefix.py"
 def test_attention_over_prefixes_launches_few_operations() -> None:
     count = runpy.run_path(str(BENCH))["operations_a_layer"]
 
-    assert count([64], mx.float32) <= 8
-    assert count([64] * 8, mx.float32) <= 24
-    assert count([64] * 8, mx.float32, mixed=True) <= 26
-    # In 16 bits, what is multiplied is made longer first: queries, and the keys of each part.
+    assert count([64], mx.float32) <= 6
+    # Parts side by side: two copies, in the place of two products for each.
+    for lengths in [64] * 3, [64] * 8, range(64, 72):
+        assert count(lengths, mx.float32) <= 8
+        assert count(lengths, mx.float32, mixed=True) <= 12
+        # In 16 bits, what is multiplied for scores is made longer first, weights shorter again.
+        assert count(lengths, mx.bfloat16) <= 12
     assert count([64], mx.bfloat16) <= 10
-    assert count([64] * 8, mx.bfloat16) <= 33
+
+
+@pytest.mark.parametrize(
+    ("chains", "stacked"),
+    [
+        ("abc", True),
+        ("aabbcc", True),
+        ("abcabc", True),
+        ("aabbc", True),  # one row is computed twice
+        ("ab c", True),  # one stands on nothing
+        ("aaabc", False),  # four would be
+        ("aabb", False),  # two parts are quicker one by one
+        ("abL", False),  # one is long
+        ("abQ", False),  # one is in few bits
+    ],
+)
+def test_short_parts_are_multiplied_side_by_side(chains: str, stacked: bool) -> None:
+    layer = Layer()
+    a, b, c, _ = tree(layer)
+    long = layer.part(arrangement.SHORT // (layer.kv_heads * WIDTH * 4) + 1)
+    few = QuantizedSegment(random(1, 2, 9, 32), random(1, 2, 9, 32), 8)
+    names = {"a": (a,), "b": (b,), "c": (c,), "L": (long,), "Q": (few,), " ": ()}
+    rows = [names[name] for name in chains]
+
+    (level,) = BatchSharedKVCache(rows, [0] * len(rows)).levels
+
+    assert level.stacked == stacked
+    if not {*chains} & {*"LQ"}:
+        layer.rows(rows, [*range(len(rows))]).step()
+
+
+def test_nested_parts_are_stacked_level_by_level() -> None:
+    layer = Layer()
+    a, b, c, d = tree(layer)
+    layer.rows([(a, b), (a, c), (a, d), (a, c)], [1, 0, 2, 3])
+
+    assert [level.stacked for level in layer.together.levels] == [False, True]
+    assert [len(level.groups) for level in layer.together.levels] == [1, 3]
+    layer.step()
+    layer.step(2)
 
 
 def test_the_layers_of_a_step_make_its_mask_once() -> None:
