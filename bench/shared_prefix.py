@@ -1,14 +1,17 @@
 """What it saves to hold a prefix once for all its sequences, beside copies of it in each sequence.
 
     LD_PRELOAD=…/libopenblas.so.0 python bench/shared_prefix.py [--prefixes 256 1024 …]
-        [--rows 4 16 …] [--waves 2] [--repeats 2] [--dtype float32] [--json] [--plot FILE]
+        [--sequences 4 16 …] [--waves 2] [--repeats 2] [--dtype float32] [--tiny] [--json]
+        [--plot FILE]
 
 Both ways run in turn, so many `repeats`, by the same engine over the same jobs: `sequences` of them
 at once, so many `waves` of them, of different lengths, so that sequences come and go. The quickest
 run of each counts, as somebody else may use the machine too. Ratios tell; absolute figures depend
-on it. `gate` says whether the engine would share by itself (it is made to here). Memory and KV are
-the most that was held beside the weights. Copies of 4,096 tokens for 32 sequences of SmolLM2 in
-float32 take up to 15 GB: choose what fits. Before all that it tells how many operations attention
+on it. `gate` says whether the engine would share by itself (it is made to here), by what `--batch
+auto` measures, and the last line which cells it would let in though they take more of the
+processor's time: `cpu` counts that of this process, whatever else the machine does. `--tiny` takes
+a small random model. Memory and KV are the most that was held beside the weights. Copies of 4,096
+tokens for 32 sequences of SmolLM2 in float32 take up to 15 GB: choose what fits. Before all that it tells how many operations attention
 takes in a layer, each of which is a kernel to launch, but for views of arrays, and what `--kv-bits`
 would spare and change.
 """
@@ -22,19 +25,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import mlx.core as mx
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "engine")]
 
-from mlx_rq.engine.engine import MLXEngine
-from mlx_rq.engine.interface import Task
-from mlx_rq.engine.kv.segment import KVSegment
-from mlx_rq.engine.kv.shared_attention import shared_attention
-from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache
-from mlx_rq.engine.kv.sharing import Sharing, SharingCost, quantized, worth
-from mlx_rq.engine.models.load import LoadedModel, load
-from mlx_rq.engine.models.pull import pull
-from mlx_rq.engine.options import EngineOptions
-from mlx_rq.jobs.openai.requests import CompletionRequest
+import mlx.core as mx  # noqa: E402
+from tiny import tiny_model  # noqa: E402
+
+from mlx_rq.engine.engine import MLXEngine  # noqa: E402
+from mlx_rq.engine.interface import Task  # noqa: E402
+from mlx_rq.engine.kv.segment import KVSegment  # noqa: E402
+from mlx_rq.engine.kv.shared_attention import shared_attention  # noqa: E402
+from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache  # noqa: E402
+from mlx_rq.engine.kv.sharing import Sharing, SharingCost, quantized, worth  # noqa: E402
+from mlx_rq.engine.models.calibrate import measure_share_from  # noqa: E402
+from mlx_rq.engine.models.load import LoadedModel, load  # noqa: E402
+from mlx_rq.engine.models.pull import pull  # noqa: E402
+from mlx_rq.engine.options import EngineOptions  # noqa: E402
+from mlx_rq.jobs.openai.requests import CompletionRequest  # noqa: E402
 
 QUESTION = 12
 """Tokens of each job's own."""
@@ -83,6 +91,7 @@ class Run:
     kv_bytes: int
     decode_tokens_per_second: float
     wall_seconds: float
+    cpu_seconds: float
     texts: list[str]
 
 
@@ -97,6 +106,7 @@ class Figures:
     kv_ratio: float
     decode_ratio: float
     wall_ratio: float
+    cpu_ratio: float
     same_texts: float
     copied_peak_mb: float
     shared_peak_mb: float
@@ -109,14 +119,14 @@ def jobs_of(model: LoadedModel, prefix: int, count: int) -> list[Task]:
     dice = random.Random(prefix)
 
     def some(tokens: int) -> list[int]:
-        return [dice.randrange(1000, 20_000) for _ in range(tokens)]
+        return [dice.randrange(100, min(20_000, model.vocab_size - 10)) for _ in range(tokens)]
 
     shared = some(prefix)
     return [
         Task(
             str(number),
             CompletionRequest(
-                prompt=[*shared, number + 1000, *some(QUESTION - 1)],
+                prompt=[*shared, 20 + number, *some(QUESTION - 1)],
                 max_tokens=ANSWERS[number % len(ANSWERS)],
                 ignore_eos=True,
                 temperature=0,
@@ -138,7 +148,7 @@ def run(model: LoadedModel, prefix: int, sequences: int, waves: int, *, share: b
     mx.clear_cache()
     before, kv_bytes, texts = mx.get_active_memory(), 0, dict[str, str]()
     mx.reset_peak_memory()
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     engine.add(tasks)
     while len(texts) < len(tasks):
         texts.update((one.id, one.result["choices"][0]["text"]) for one in engine.step())
@@ -149,6 +159,7 @@ def run(model: LoadedModel, prefix: int, sequences: int, waves: int, *, share: b
         kv_bytes=kv_bytes,
         decode_tokens_per_second=totals.decoded_tokens / totals.decode_seconds,
         wall_seconds=time.perf_counter() - started,
+        cpu_seconds=time.process_time() - cpu_started,
         texts=[texts[task.id] for task in tasks],
     )
 
@@ -160,11 +171,14 @@ def best(runs: Sequence[Run]) -> Run:
         kv_bytes=max(one.kv_bytes for one in runs),
         decode_tokens_per_second=max(one.decode_tokens_per_second for one in runs),
         wall_seconds=min(one.wall_seconds for one in runs),
+        cpu_seconds=min(one.cpu_seconds for one in runs),
         texts=runs[0].texts,
     )
 
 
-def measure(model: LoadedModel, prefix: int, sequences: int, waves: int, repeats: int) -> Figures:
+def measure(
+    model: LoadedModel, prefix: int, sequences: int, waves: int, repeats: int, cost: SharingCost
+) -> Figures:
     """Runs both ways."""
     runs = [
         [run(model, prefix, sequences, waves, share=share) for share in (False, True)]
@@ -175,11 +189,12 @@ def measure(model: LoadedModel, prefix: int, sequences: int, waves: int, repeats
     return Figures(
         prefix=prefix,
         sequences=sequences,
-        gate=worth([(prefix, sequences)], SharingCost.of(EngineOptions().share_from)) == 1,
+        gate=worth([(prefix, sequences)], cost) == 1,
         peak_ratio=copied.peak_bytes / shared.peak_bytes,
         kv_ratio=copied.kv_bytes / shared.kv_bytes,
         decode_ratio=shared.decode_tokens_per_second / copied.decode_tokens_per_second,
         wall_ratio=copied.wall_seconds / shared.wall_seconds,
+        cpu_ratio=copied.cpu_seconds / shared.cpu_seconds,
         same_texts=same / len(copied.texts),
         copied_peak_mb=copied.peak_bytes / 1e6,
         shared_peak_mb=shared.peak_bytes / 1e6,
@@ -188,15 +203,17 @@ def measure(model: LoadedModel, prefix: int, sequences: int, waves: int, repeats
     )
 
 
-HEADING = "prefix sequences gate   peak    KV  decode   wall   same  MB copied → shared   tokens/s"
+HEADING = (
+    "prefix sequences gate   peak    KV  decode   wall    cpu   same  MB copied → shared   tokens/s"
+)
 
 
 def line(one: Figures) -> str:
     """A row of the table."""
     return (
         f"{one.prefix:6} {one.sequences:9} {'in' if one.gate else 'out':>4} {one.peak_ratio:6.1f}"
-        f" {one.kv_ratio:5.1f} {one.decode_ratio:7.2f} {one.wall_ratio:6.2f} {one.same_texts:6.0%}"
-        f"  {one.copied_peak_mb:8.0f} → {one.shared_peak_mb:<6.0f}"
+        f" {one.kv_ratio:5.1f} {one.decode_ratio:7.2f} {one.wall_ratio:6.2f} {one.cpu_ratio:6.2f}"
+        f" {one.same_texts:6.0%}  {one.copied_peak_mb:8.0f} → {one.shared_peak_mb:<6.0f}"
         f" {one.copied_decode:6.1f} → {one.shared_decode:.1f}"
     )
 
@@ -233,10 +250,12 @@ def main() -> None:
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "4bit"], default="float32")
+    parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", metavar="FILE")
     arguments = parser.parse_args()
-    model = load(str(pull("smollm2", dtype=arguments.dtype)))
+    tiny = arguments.tiny
+    model = tiny_model("llama") if tiny else load(str(pull("smollm2", dtype=arguments.dtype)))
     for title, dtype in (("float32", mx.float32), ("16 bits", mx.bfloat16)):
         one, eight, mixed, uneven = (
             operations_a_layer(lengths, dtype, mixed=mixed)
@@ -261,12 +280,19 @@ def main() -> None:
             file=sys.stderr,
         )
     sharing.remove()
+    share_from, waves = measure_share_from(model.model), (arguments.waves, arguments.repeats)
+    cost = SharingCost.of(share_from)
+    print(f"prefixes pay where they spare {share_from} tokens a step", file=sys.stderr)
     print(HEADING, file=sys.stderr)
     figures = []
     for prefix in arguments.prefixes:
         for sequences in arguments.sequences:
-            figures.append(measure(model, prefix, sequences, arguments.waves, arguments.repeats))
+            figures.append(measure(model, prefix, sequences, *waves, cost))
             print(line(figures[-1]), file=sys.stderr, flush=True)
+    slower = [
+        f"{one.sequences} on {one.prefix}" for one in figures if one.gate and one.cpu_ratio < 1
+    ]
+    print(f"slower, though let in: {', '.join(slower) or 'none'}", file=sys.stderr)
     if arguments.json:
         print(json.dumps([asdict(one) for one in figures], indent=1))
     if arguments.plot:

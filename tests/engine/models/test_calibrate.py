@@ -63,6 +63,24 @@ def test_prefixes_are_shared_from_where_that_is_quicker(
     assert calibrate.measure_share_from(tiny_model("llama").model) == share_from
 
 
+@pytest.mark.parametrize(
+    ("wins", "share_from"),
+    [
+        ({64, 512, 1024}, 3 * 512),  # the first by chance
+        ({64, 256, 1024}, 3 * 1024),
+        ({128, 512}, 3 * 2048),
+    ],
+)
+def test_sharing_wins_where_it_does_so_twice(
+    monkeypatch: pytest.MonkeyPatch, wins: set[int], share_from: int
+) -> None:
+    monkeypatch.setattr(
+        calibrate, "_seconds_on_prefix", lambda model, n: (0.9 if n in wins else 1.1, 1.0)
+    )
+
+    assert calibrate.measure_share_from(tiny_model("llama").model) == share_from
+
+
 def test_times_that_do_not_grow_with_a_prefix_tell_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -83,7 +101,7 @@ def test_both_ways_are_timed_over_the_same_prefix(monkeypatch: pytest.MonkeyPatc
 
     times = calibrate._seconds_on_prefix(tiny_model("llama").model, 100)
 
-    assert seen == 4 * [([100] * 4, 0), ([100] * 4, 100)]
+    assert seen == 6 * [([100] * 4, 0), ([100] * 4, 100)]
     assert times == (3.0, 4.0)  # the first of each is not counted
 
 
