@@ -11,9 +11,9 @@ on it. `gate` says whether the engine would share by itself (it is made to here)
 auto` measures, and the last line which cells it would let in though they take more of the
 processor's time: `cpu` counts that of this process, whatever else the machine does. `--tiny` takes
 a small random model. Memory and KV are the most that was held beside the weights. Copies of 4,096
-tokens for 32 sequences of SmolLM2 in float32 take up to 15 GB: choose what fits. Before all that it tells how many operations attention
-takes in a layer, each of which is a kernel to launch, but for views of arrays, and what `--kv-bits`
-would spare and change.
+tokens for 32 sequences of SmolLM2 in float32 take up to 15 GB: choose what fits. Before all that it
+tells how many operations attention takes in a layer, each of which is a kernel to launch, but for
+views of arrays, and what `--kv-bits` would spare and change.
 """
 
 import argparse
