@@ -1,10 +1,26 @@
 """What was claimed becomes what the engine takes, or an error that says why not."""
 
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+
+from redis import Redis
+from redis.exceptions import RedisError
+
 from mlx_rq.engine.interface import Outcome, Task
 from mlx_rq.jobs.openai.errors import RequestError, error_object
+from mlx_rq.jobs.openai.job_request import JobRequest
+from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.openai.validation import validate
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import some_waiting
 from mlx_rq.jobs.queue.payload import read_payload
 from mlx_rq.worker.leases.claim import ClaimedJob
+
+logger = logging.getLogger("mlx_rq.worker")
+
+_SOME = 16
+"""Requests of each queue that are looked at, to know what a queue holds."""
 
 
 def task_of(job: ClaimedJob) -> Task:
@@ -19,6 +35,22 @@ def task_of(job: ClaimedJob) -> Task:
     payload = read_payload(job.data)
     request = validate(payload.kind, payload.body)
     return Task(job.id, request, job.rank, job.submitted_at)
+
+
+def waiting_requests(connection: Redis, models: Iterable[str]) -> list[JobRequest]:
+    """Reads some of the requests that wait for models of these names; none, where Redis is away."""
+    queues = [keys.queue_name(model, rank) for model in models for rank in PRIORITIES]
+    requests = []
+    try:
+        waiting = some_waiting(connection, queues, _SOME)
+    except RedisError as error:
+        logger.warning("nobody knows yet what waits: %s", error)
+        return []
+    for data in waiting:
+        with suppress(RequestError):  # told when it is claimed
+            payload = read_payload(data)
+            requests.append(validate(payload.kind, payload.body))
+    return requests
 
 
 def no_answer(job_id: str) -> Outcome:

@@ -21,6 +21,7 @@ from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
 from mlx_rq.engine.kv.trial import verdict_on
 from mlx_rq.engine.models.decode_speed import (
     CONTEXT,
+    CONTEXTS,
     DecodeTrial,
     Speeds,
     fewest,
@@ -50,36 +51,61 @@ _UNSEEN_TOKENS = 2 * _SHARING_TOKENS[-1]
 _MOST_TOKENS = 16 * _SHARING_TOKENS[-1]
 
 
-def best_batch_size(model: LoadedModel, folder: Path, *, room: int | None = None) -> int:
+def best_batch_size(
+    model: LoadedModel, folder: Path, *, room: int | None = None, tokens: int | None = None
+) -> int:
     """Says how many sequences to decode together: by what was measured before, else measures.
 
-    `room` is what KV may take, in bytes.
+    `room` is what KV may take, in bytes; `tokens` is what each sequence holds, as far as that is
+    known of those that wait.
     """
-    known = _known(model, folder)
-    speeds = {int(size): float(speed) for size, speed in known.get("tokens_per_second", {}).items()}
-    before = bool(speeds)
-    if not before:
-        speeds = measure_speeds(model, folder, room=room)
+    context = _context(tokens or CONTEXT, model.context_length)
+    speeds, when = _speeds(model, folder, context), "before"
+    if not speeds:
+        speeds, when = measure_speeds(model, folder, room=room, context=context), "now"
     best = fewest(speeds)
     told = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
     logger.info(
-        "--batch auto: %d sequences decode together (tokens a second on %s, %s, by sequences: %s)",
+        "--batch auto: %d sequences decode together (tokens a second on %s, measured %s, with %d "
+        "tokens each%s, by sequences: %s)",
         best,
         _chip(),
-        "measured before" if before else "measured now",
+        when,
+        context,
+        "" if tokens is None else f", as jobs that wait have about {tokens}",
         told,
     )
     return best
 
 
+def _context(tokens: int, longest: int) -> int:
+    """Gives the length that is measured for sequences of so many tokens."""
+    nearest = min(CONTEXTS, key=lambda context: abs(math.log(context / tokens)))
+    return min(nearest, longest - 1)
+
+
+def _speeds(model: LoadedModel, folder: Path, context: int) -> dict[int, float]:
+    """Gives what was measured before with so many tokens; nothing, where nothing was."""
+    by_context = _known(model, folder).get("decode_speeds")
+    known = by_context.get(str(context)) if isinstance(by_context, dict) else None
+    if not isinstance(known, dict):
+        return {}
+    return {int(size): float(speed) for size, speed in known.items()}
+
+
 def measure_speeds(
-    model: LoadedModel, folder: Path, *, room: int | None = None, watch: Watch = lambda _: None
+    model: LoadedModel,
+    folder: Path,
+    *,
+    room: int | None = None,
+    context: int = CONTEXT,
+    watch: Watch = lambda _: None,
 ) -> dict[int, float]:
     """Measures tokens a second by how many sequences decode together, and keeps that.
 
-    `watch` is called with the speeds before each size is tried.
+    Each holds `context` tokens. `watch` is called with the speeds before each size is tried.
     """
-    context = min(CONTEXT, model.context_length - 1)
+    context = min(context, model.context_length - 1)
     trial = DecodeTrial(model.model, room=room, context=context)
     so_far: dict[int, float] = {}
 
@@ -91,7 +117,9 @@ def measure_speeds(
         return taken
 
     speeds = measured(seconds)
-    _keep(model, folder, tokens_per_second=speeds, context=context)
+    known = _known(model, folder).get("decode_speeds")
+    others = known if isinstance(known, dict) else {}
+    _keep(model, folder, decode_speeds={**others, str(context): speeds})
     return speeds
 
 

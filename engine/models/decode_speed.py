@@ -28,6 +28,11 @@ NEARLY = 0.9
 CONTEXT = 1024
 """Tokens that sequences hold in a trial: a prompt of some pages, and half of its answer."""
 
+CONTEXTS = (CONTEXT // 4, CONTEXT, 4 * CONTEXT, 16 * CONTEXT)
+"""Those of trials where it is known what sequences hold: the longer they are, the sooner reading
+their KV takes the time, and no more of them pay.
+"""
+
 _WARM_UP_SECONDS = 0.2
 """A device that was idle computes slowly at first."""
 

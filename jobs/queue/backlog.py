@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from redis import Redis
 from rq import Queue
+from rq.job import Job as RQJob
 
 from mlx_rq.jobs.queue import keys, reading
 
@@ -22,6 +23,20 @@ def waiting_in(connection: Redis, queue_names: Sequence[str]) -> list[int]:
     return [
         max(0, entries - stale) for entries, stale in zip(counts[::2], counts[1::2], strict=True)
     ]
+
+
+def some_waiting(connection: Redis, queue_names: Sequence[str], count: int) -> list[bytes]:
+    """Gives the data of some jobs that wait in each of the queues, from all over its length."""
+    with connection.pipeline(transaction=False) as pipe:
+        for name, jobs in zip(queue_names, waiting_in(connection, queue_names), strict=True):
+            for place in range(0, jobs, max(1, -(-jobs // count))):
+                pipe.lindex(f"{Queue.redis_queue_namespace_prefix}{name}", place)
+        found = reading.ask_all(pipe)
+        job_ids = reading.texts([job_id for job_id in found if isinstance(job_id, bytes)])
+    with connection.pipeline(transaction=False) as pipe:
+        for job_id in job_ids:
+            pipe.hget(RQJob.key_for(job_id), "data")
+        return [data for data in reading.ask_all(pipe) if isinstance(data, bytes)]
 
 
 class Lost(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.queue.connection import new_connection, reachable, resolve_url
 from mlx_rq.jobs.queue.discovery import default_data_dir
 from mlx_rq.jobs.queue.eviction import warn_of_eviction
@@ -109,11 +110,13 @@ def _generate(
     from mlx_rq.engine.models.load import ModelError, load
     from mlx_rq.engine.options import EngineOptions
     from mlx_rq.engine.scheduling.budget import default_kv_bytes
+    from mlx_rq.engine.scheduling.lengths import halfway
     from mlx_rq.worker.leases.machine import machine
     from mlx_rq.worker.leases.name import NameTaken
     from mlx_rq.worker.models.switch import EngineSwitch
     from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
     from mlx_rq.worker.results.spool import spool_folder
+    from mlx_rq.worker.tasks import waiting_requests
     from mlx_rq.worker.worker import MLXWorker
 
     supervisor_pipe = SupervisorPipe.from_environment()
@@ -122,6 +125,7 @@ def _generate(
     device = MLXDevice(memory)
     device.limit()
     usual = EngineOptions()
+    connection = new_connection(redis_url)
 
     def engine_of(asked: AskedModel) -> MLXEngine:
         loaded = load(asked.model, trust_remote_code=trust_remote_code)
@@ -130,9 +134,11 @@ def _generate(
         shares_from = usual.share_from
         if not isinstance(rows, int):
             room = kv_bytes or default_kv_bytes(loaded.model, device)
+            names = dict.fromkeys([loaded.model_id, asked.model, *asked.names, ANY_MODEL])
+            tokens = halfway(waiting_requests(connection, names), loaded)
             rows = tried(
                 device,
-                lambda: best_batch_size(loaded, folder, room=room),
+                lambda: best_batch_size(loaded, folder, room=room, tokens=tokens),
                 usual.batch_size,
                 "the batch size",
             )
@@ -159,7 +165,6 @@ def _generate(
     switch = EngineSwitch(served_models(asked, engine_of, device.ceiling or device.physical))
     if len(asked) == 1:
         switch.load(switch.model_id)  # at once: what is wrong with it is to be seen now
-    connection = new_connection(redis_url)
     spool = spool_folder(folder, connection)
     mlx_worker = MLXWorker(
         switch,

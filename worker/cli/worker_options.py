@@ -100,7 +100,8 @@ _worker_options = (
         "--batch",
         type=_RowCount(),
         default="auto",
-        help="Sequences that decode together; auto measures once what is best here, and says so.",
+        help="Sequences that decode together; auto measures once what is best here, for prompts as "
+        "long as those that wait, and says so.",
     ),
     option(
         "--kv-budget",

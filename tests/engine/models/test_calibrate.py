@@ -1,6 +1,7 @@
 """What is measured: where more sequences stop to pay, and from where on prefixes are shared."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,37 @@ def test_a_machine_is_measured_once_for_each_model(
     monkeypatch.setattr(calibrate, "_chip", lambda: "another")
     assert best() == 16
     assert len(trials) == 4
+
+
+def test_sequences_are_tried_as_long_as_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A chip on which 1,000 tokens of KV are read in as long as a third of the weights."""
+    trials = []
+    caplog.set_level("INFO", "mlx_rq.engine")
+
+    class Trial:
+        def __init__(self, model: Module, *, room: int | None, context: int) -> None:
+            trials.append(context)
+            self.context = context
+
+        def seconds(self, sequences: int) -> float:
+            return 3.0 + sequences * self.context / 1000
+
+    monkeypatch.setattr(calibrate, "DecodeTrial", Trial)
+    monkeypatch.setattr("mlx_rq.engine.models.decode_speed.LONGEST_STEP_SECONDS", 10**6)
+    model = replace(tiny_model("llama"), context_length=10_000)
+
+    def best(tokens: int | None) -> int:
+        return calibrate.best_batch_size(model, tmp_path, tokens=tokens)
+
+    assert [best(tokens) for tokens in (300, None, 5000, 90_000)] == [96, 24, 8, 4]
+    assert trials == [256, 1024, 4096, 9999]
+    assert [best(tokens) for tokens in (512, 513, 2000, None)] == [96, 24, 24, 24]
+    assert len(trials) == 4
+    assert "with 256 tokens each, as jobs that wait have about 300, by seq" in caplog.messages[0]
+    assert "measured now, with 1024 tokens each, by seq" in caplog.messages[1]
+    assert "measured before, with 256 tokens each, as jobs that" in caplog.messages[4]
 
 
 @pytest.mark.parametrize(

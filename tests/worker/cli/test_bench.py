@@ -155,7 +155,7 @@ def test_it_refreshes_what_batch_auto_goes_by(
     quick_trials: None, model: LoadedModel, tmp_path: Path
 ) -> None:
     key = calibrate._key(model)
-    old = {key: {"tokens_per_second": {"1": 1.0}, "context": 9, "share_from": 1}}
+    old = {key: {"decode_speeds": {"1024": {"1": 1.0}}, "share_from": 1}}
     (tmp_path / calibrate.FILE).write_text(json.dumps(old))
     report = report_of()
 
@@ -163,7 +163,7 @@ def test_it_refreshes_what_batch_auto_goes_by(
 
     kept = json.loads((tmp_path / calibrate.FILE).read_text())[key]
     assert kept["share_from"] == report.share_from == 512
-    assert kept["tokens_per_second"]["16"] == report.speed("decode", 16, 1024) == 80.0
+    assert kept["decode_speeds"]["1024"]["16"] == report.speed("decode", 16, 1024) == 80.0
     assert calibrate.best_batch_size(model, tmp_path) == report.best_batch == 32
     speeds.measure_others(report, model, MLXDevice(), lambda _: None, 1.0, lambda: 0.0)
     assert report.speed("decode", 16, 0) == 80.0
