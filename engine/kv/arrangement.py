@@ -88,13 +88,11 @@ def arranged(chains: Sequence[Chain]) -> Arrangement:
     seen: dict[KVSegment | None, int] = {}
     ranks = [tuple(seen.setdefault(part, len(seen)) for part in path) for path in paths]
     order = sorted(range(len(paths)), key=ranks.__getitem__)
-    levels = _levels(paths, order)
-    evened = _evened(order, ranks)
-    if len(evened) <= _EVENED * len(order) and any(
-        even.stacked and not level.stacked
-        for even, level in zip(_levels(paths, evened), levels, strict=True)
-    ):
-        order, levels = evened, _levels(paths, evened)
+    levels, evened = _levels(paths, order), _evened(order, ranks)
+    if len(order) < len(evened) <= _EVENED * len(order):
+        even = _levels(paths, evened)
+        if sum(level.stacked for level in even) > sum(level.stacked for level in levels):
+            order, levels = evened, even
     if order == list(range(len(paths))):
         return Arrangement(levels)
     places = tuple(map(order.index, range(len(paths))))

@@ -10,12 +10,13 @@ While prompts are prefilled, the layer expands latents by weights of its own, fo
 fetches whole rows then, prefix and suffix, in copies that last for its turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import mlx.core as mx
 
 from mlx_rq.engine.kv.arrangement import Chain, depth, indices
+from mlx_rq.engine.kv.segment import KVSegment
 
 Fetched = tuple[mx.array, mx.array]
 """Latents and rotated keys: (rows, 1, tokens, width of either)."""
@@ -29,16 +30,16 @@ def fetched(chains: Sequence[Chain], own: Fetched, queries: int) -> Fetched:
     distinct = list(dict.fromkeys(chains))
     which = indices(tuple(map(distinct.index, chains)))
     longest = max(map(depth, distinct))
-    below_latents = _stacked(
-        [[part.keys for part in chain] for chain in distinct], longest, latents
-    )
-    below_rotated = _stacked(
-        [[part.values for part in chain] for chain in distinct], longest, rotated
-    )
-    return (
-        mx.concatenate([below_latents[which], latents], axis=2),
-        mx.concatenate([below_rotated[which], rotated], axis=2),
-    )
+
+    def whole(parts: Callable[[KVSegment], mx.array], own: mx.array) -> mx.array:
+        below = _stacked([list(map(parts, chain)) for chain in distinct], longest, own)
+        if len(distinct) == 1:
+            rows = mx.broadcast_to(below, (len(chains), *below.shape[1:]))
+        else:
+            rows = below[which]
+        return mx.concatenate([rows, own], axis=2)
+
+    return whole(lambda part: part.keys, latents), whole(lambda part: part.values, rotated)
 
 
 @lru_cache(maxsize=4)
