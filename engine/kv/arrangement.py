@@ -11,7 +11,7 @@ from itertools import groupby
 
 import mlx.core as mx
 
-from mlx_rq.engine.kv.segment import KVSegment, LatentSegment, QuantizedSegment
+from mlx_rq.engine.kv.segment import KVSegment, QuantizedSegment
 
 Chain = tuple[KVSegment, ...]
 
@@ -75,7 +75,7 @@ class Arrangement:
     def latent(self) -> bool:
         """Whether the parts are those of a layer that keeps latents (`latents.py`)."""
         return any(
-            isinstance(group.part, LatentSegment)
+            group.part is not None and group.part.latent
             for level in self.levels[:1]
             for group in level.groups
         )

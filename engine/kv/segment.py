@@ -1,6 +1,6 @@
 """Keys and values of a part of a prefix: frozen, whole or in a few bits."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 
@@ -17,6 +17,9 @@ class KVSegment:
     """
 
     __slots__ = ("_keys", "_values", "tokens")
+
+    latent: ClassVar[bool] = False
+    """Whether it is of a layer that keeps latents (`latents.py`)."""
 
     def __init__(self, keys: mx.array, values: mx.array) -> None:
         self.tokens = keys.shape[2]
@@ -74,10 +77,11 @@ class LatentSegment(KVSegment):
     are attended to, the latents alone the values.
     """
 
-    __slots__ = ("_latent",)
+    __slots__ = ("_width",)
+    latent = True
 
     def __init__(self, latents: mx.array, rotated: mx.array) -> None:
-        self.tokens, self._latent = latents.shape[2], latents.shape[3]
+        self.tokens, self._width = latents.shape[2], latents.shape[3]
         self._keys = mx.concatenate([latents, rotated], axis=-1)
 
     @staticmethod
@@ -91,11 +95,11 @@ class LatentSegment(KVSegment):
 
     @property
     def keys(self) -> mx.array:
-        return self._keys[..., : self._latent]
+        return self._keys[..., : self._width]
 
     @property
     def values(self) -> mx.array:
-        return self._keys[..., self._latent :]
+        return self._keys[..., self._width :]
 
     @property
     def summed(self) -> mx.array:
@@ -157,6 +161,37 @@ class QuantizedSegment(KVSegment):
             group_size=self._group(arrays),
             bits=self._bits,
         )
+
+
+class QuantizedLatentSegment(QuantizedSegment):
+    """Latents in a few bits; rotated keys whole, which are few."""
+
+    __slots__ = ()
+    latent = True
+
+    def __init__(self, latents: mx.array, rotated: mx.array, bits: int) -> None:
+        self.tokens, self._bits, self._dtype = latents.shape[2], bits, latents.dtype
+        self._keys = self._quantized(latents)
+        self._values = mx.contiguous(rotated)
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (*self._keys, self._values)
+
+    @property
+    def values(self) -> mx.array:
+        rotated: mx.array = self._values
+        return rotated
+
+    def scores(self, queries: mx.array, heads: slice, scale: float) -> mx.array:
+        width = queries.shape[-1] - self._values.shape[-1]
+        by_latents = super().scores(queries[..., :width], heads, scale)
+        rotated = self._values[0, heads].astype(mx.float32).swapaxes(-1, -2)
+        return mx.addmm(by_latents, queries[..., width:], rotated, alpha=scale)
+
+    def weighted(self, weights: mx.array, heads: slice) -> mx.array:
+        product = self._product(weights.astype(mx.float32), self._keys, heads, transpose=False)
+        return product.astype(self._dtype)
 
 
 def group(width: int) -> int | None:

@@ -19,7 +19,13 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.arrangement import Chain, depth
 from mlx_rq.engine.kv.numerics import probe_tokens
-from mlx_rq.engine.kv.segment import KVSegment, LatentSegment, QuantizedSegment, group
+from mlx_rq.engine.kv.segment import (
+    KVSegment,
+    LatentSegment,
+    QuantizedLatentSegment,
+    QuantizedSegment,
+    group,
+)
 from mlx_rq.engine.kv.shared_attention import Installation
 from mlx_rq.engine.kv.shared_cache import SharedKVCache
 from mlx_rq.engine.kv.trial import ASSUMED, FAILURES, Batching, Trial, Verdict, objection
@@ -83,11 +89,10 @@ def can_share(cache: Any) -> bool:
 
 def _part(cache: KVCache, start: int, bits: int | None) -> KVSegment:
     keys, values = (array[:, :, start:] for array in cache.keys_and_values())
-    if LatentSegment.fits(keys, values):
-        return LatentSegment(keys, values)
-    if bits and group(keys.shape[-1]) and group(values.shape[-1]):
-        return QuantizedSegment(keys, values, bits)
-    return KVSegment(keys, values)
+    latent = LatentSegment.fits(keys, values)
+    if bits and group(keys.shape[-1]) and (latent or group(values.shape[-1])):
+        return (QuantizedLatentSegment if latent else QuantizedSegment)(keys, values, bits)
+    return (LatentSegment if latent else KVSegment)(keys, values)
 
 
 def built_on(base: Caches) -> Caches:

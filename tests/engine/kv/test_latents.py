@@ -13,9 +13,9 @@ from mlx_lm.models import base, deepseek_v3
 from mlx_lm.models.cache import KVCache
 from tiny import tiny_model
 
-from mlx_rq.engine.kv.segment import LatentSegment
+from mlx_rq.engine.kv.segment import LatentSegment, QuantizedLatentSegment
 from mlx_rq.engine.kv.shared_attention import shared_attention
-from mlx_rq.engine.kv.shared_cache import SharedKVCache
+from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, SharedKVCache
 from mlx_rq.engine.kv.sharing import built_on, frozen
 
 WIDTH = 64
@@ -161,3 +161,32 @@ def test_short_floats_lose_no_more_than_mlx_lm_does(dtype: mx.Dtype) -> None:
 
     assert mx.abs(attended(mx.float32, share=True) - exact).max().item() < 1e-5
     assert error(share=True) <= error(share=False)
+
+
+@pytest.mark.parametrize(("bits", "slack"), [(8, 0.035), (4, 0.4)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_latents_in_few_bits_are_attended_to_as_what_they_stand_for(
+    dtype: mx.Dtype, bits: int, slack: float
+) -> None:
+    def random(*shape: int) -> mx.array:
+        return mx.random.normal(shape).astype(dtype)
+
+    latents, rotated = random(1, 1, 90, 64), random(1, 1, 90, 8)
+    own, queries, asked = random(3, 1, 5, 72), random(3, 4, 1, 64), random(3, 4, 1, 8)
+    part = QuantizedLatentSegment(latents, rotated, bits)
+    assert 0 < mx.abs(part.keys - latents).max().item() <= slack
+    assert part.values.tolist() == rotated.tolist()
+    # A bit each for the scales and biases of latents.
+    assert part.nbytes == 90 * 64 * (bits + 1) // 8 + rotated.nbytes
+
+    def attended(part: Any) -> mx.array:
+        rows = BatchSharedKVCache([(part,), (), (part,)], [0, 0, 0])
+        rows.update_and_fetch(own[:, :, :4, :64], own[:, :, :4, 64:])
+        keys, positions = rows.update_and_fetch(own[:, :, 4:, :64], own[:, :, 4:, 64:])
+        scores = (asked * 0.1) @ positions.swapaxes(-1, -2)
+        return shared_attention(queries, keys, keys, rows, 0.1, scores).astype(mx.float32)
+
+    got, meant = attended(part), attended(LatentSegment(part.keys, part.values))
+    assert mx.abs(got - meant).max().item() < (1e-5 if dtype == mx.float32 else 0.02)
+    whole = attended(LatentSegment(latents, rotated))
+    assert 0 < mx.abs(got - whole).mean().item() < slack

@@ -421,10 +421,10 @@ def test_prefixes_in_few_bits_take_less_and_it_is_told(caplog: pytest.LogCapture
     [
         ("llama4", "copied into each sequence (sequences are not batched); not in 8 bits"),
         ("llama", "held once (3 of 3 layers); in 8 bits: 100% of the bytes, and "),  # heads of 16
-        ("deepseek_v3", "held once (3 of 3 layers); in 8 bits: 100% of the bytes, and "),
+        ("deepseek_v3", "held once (3 of 3 layers); in 8 bits: 45% of the bytes, and "),  # latents
     ],
 )
-def test_few_bits_that_have_no_effect_are_told_too(family: str, said: str) -> None:
+def test_few_bits_that_have_little_effect_are_told_too(family: str, said: str) -> None:
     engine = MLXEngine(tiny_model(family), EngineOptions(kv_bits=8))
 
     assert engine.prefix_sharing.startswith(said)
