@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_rq.engine.kv.arrangement import Chain, depth, indices
 from mlx_rq.engine.kv.segment import KVSegment
@@ -76,5 +77,5 @@ def mask(chains: Sequence[Chain], own: mx.array) -> mx.array | None:
 @lru_cache(maxsize=1)  # the layers of a step have the same
 def padding_mask(padding: tuple[int, ...], slots: int) -> mx.array:
     """Gives what is added to scores of suffixes, (rows, 1, 1, slots): nothing but at padding."""
-    seen = mx.arange(slots) >= mx.array(padding)[:, None, None, None]
-    return mx.where(seen, 0.0, mx.finfo(mx.float32).min)
+    seen = np.arange(slots) >= np.array(padding)[:, None, None, None]
+    return mx.array(np.where(seen, 0, np.finfo(np.float32).min).astype(np.float32))
