@@ -56,15 +56,21 @@ def best_batch_size(
 ) -> int:
     """Says how many sequences to decode together: by what was measured before, else measures.
 
-    `room` is what KV may take, in bytes; `tokens` is what each sequence holds, as far as that is
-    known of those that wait.
+    `room` is what KV may take, in bytes; `tokens` what each sequence holds, where that is known of
+    those that wait. Else it is what was known of those that waited the last time.
     """
-    context = _context(tokens or CONTEXT, model.context_length)
+    waited = tokens or _known(model, folder).get("tokens_waiting")
+    if not isinstance(waited, int) or waited < 1:
+        waited = None
+    context = _context(waited or CONTEXT, model.context_length)
     speeds, when = _speeds(model, folder, context), "before"
     if not speeds:
         speeds, when = measure_speeds(model, folder, room=room, context=context), "now"
+    if tokens:
+        _keep(model, folder, tokens_waiting=tokens)
     best = fewest(speeds)
     told = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
+    why = f", as jobs that {'wait' if tokens else 'waited'} have about {waited}" if waited else ""
     logger.info(
         "--batch auto: %d sequences decode together (tokens a second on %s, measured %s, with %d "
         "tokens each%s, by sequences: %s)",
@@ -72,7 +78,7 @@ def best_batch_size(
         _chip(),
         when,
         context,
-        "" if tokens is None else f", as jobs that wait have about {tokens}",
+        why,
         told,
     )
     return best

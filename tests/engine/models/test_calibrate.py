@@ -69,13 +69,15 @@ def test_sequences_are_tried_as_long_as_those_that_wait(
     def best(tokens: int | None) -> int:
         return calibrate.best_batch_size(model, tmp_path, tokens=tokens)
 
-    assert [best(tokens) for tokens in (300, None, 5000, 90_000)] == [96, 24, 8, 4]
-    assert trials == [256, 1024, 4096, 9999]
-    assert [best(tokens) for tokens in (512, 513, 2000, None)] == [96, 24, 24, 24]
+    assert [best(tokens) for tokens in (None, 300, 5000, 90_000)] == [24, 96, 8, 4]
+    assert trials == [1024, 256, 4096, 9999]
+    assert [best(tokens) for tokens in (2000, 513, 511, None)] == [24, 24, 96, 96]
     assert len(trials) == 4
-    assert "with 256 tokens each, as jobs that wait have about 300, by seq" in caplog.messages[0]
-    assert "measured now, with 1024 tokens each, by seq" in caplog.messages[1]
-    assert "measured before, with 256 tokens each, as jobs that" in caplog.messages[4]
+    assert "measured now, with 1024 tokens each, by seq" in caplog.messages[0]
+    assert "with 256 tokens each, as jobs that wait have about 300, by seq" in caplog.messages[1]
+    assert (
+        "measured before, with 256 tokens each, as jobs that waited have about 511" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
