@@ -134,12 +134,18 @@ def share_from(model: LoadedModel, folder: Path, *, again: bool = False) -> int:
 
     Measures `again` what was measured before, if wanted.
     """
-    known = _known(model, folder).get("share_from")
-    if again or not isinstance(known, int):
+    known = known_share_from(model, folder)
+    if again or known is None:
         known = measure_share_from(model.model)
         _keep(model, folder, share_from=known)
         logger.info("measured: prefixes are shared where that spares %d tokens a step", known)
     return known
+
+
+def known_share_from(model: LoadedModel, folder: Path) -> int | None:
+    """Says it only where it was measured before."""
+    known = _known(model, folder).get("share_from")
+    return known if isinstance(known, int) else None
 
 
 def measure_share_from(model: Module) -> int:

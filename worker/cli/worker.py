@@ -105,7 +105,7 @@ def _generate(
 ) -> None:
     """Loads the model, where there is only one, and works."""
     from mlx_rq.engine.engine import MLXEngine
-    from mlx_rq.engine.models.calibrate import best_batch_size, share_from
+    from mlx_rq.engine.models.calibrate import best_batch_size, known_share_from, share_from
     from mlx_rq.engine.models.device import MLXDevice, tried
     from mlx_rq.engine.models.load import ModelError, load
     from mlx_rq.engine.options import EngineOptions
@@ -131,7 +131,7 @@ def _generate(
         loaded = load(asked.model, trust_remote_code=trust_remote_code)
         device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model)
         rows, kv_bytes = asked.batch or batch, asked.kv_budget or kv_budget
-        shares_from = usual.share_from
+        shares_from = known_share_from(loaded, folder) or usual.share_from
         if not isinstance(rows, int):
             room = kv_bytes or default_kv_bytes(loaded.model, device)
             names = dict.fromkeys([loaded.model_id, asked.model, *asked.names, ANY_MODEL])

@@ -148,10 +148,12 @@ def test_a_model_that_cannot_share_is_not_timed(monkeypatch: pytest.MonkeyPatch)
 def test_both_measures_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(calibrate, "measured", lambda seconds: {8: 80.0, 16: 81.0})
     monkeypatch.setattr(calibrate, "measure_share_from", lambda model: 512)
+    assert calibrate.known_share_from(tiny_model("llama"), tmp_path) is None
 
     for _ in range(2):
         assert calibrate.best_batch_size(tiny_model("llama"), tmp_path) == 8
         assert calibrate.share_from(tiny_model("llama"), tmp_path) == 512
+        assert calibrate.known_share_from(tiny_model("llama"), tmp_path) == 512
         monkeypatch.setattr(calibrate, "measured", lambda seconds: pytest.fail("measured"))
         monkeypatch.setattr(calibrate, "measure_share_from", lambda m: pytest.fail("measured"))
 
