@@ -1,4 +1,4 @@
-"""What a worker sees of the jobs that wait before it claims any."""
+"""What a worker reads of the jobs that wait, before it claims any."""
 
 from typing import Any
 
