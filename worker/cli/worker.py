@@ -134,7 +134,7 @@ def _generate(
         shares_from = known_share_from(loaded, folder) or usual.share_from
         if not isinstance(rows, int):
             room = kv_bytes or default_kv_bytes(loaded.model, device)
-            names = dict.fromkeys([loaded.model_id, asked.model, *asked.names, ANY_MODEL])
+            names = dict.fromkeys([loaded.model_id, *asked.known_as, ANY_MODEL])
             tokens = halfway(waiting_requests(connection, names), loaded)
             rows = tried(
                 device,
