@@ -250,13 +250,21 @@ _PREFIXES = {
     "function_call": "fc_",
     "function_call_output": "fco_",
     "reasoning": "rs_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
 }
+"""What ids begin with, which most items of other kinds bring with them."""
 
 
 def _listed(item: Mapping[str, Any], number: str) -> dict[str, Any]:
     """Writes an item as a list shows it: with an id, and its text in parts."""
     kind = item.get("type", "message")
-    shown = {"id": f"{_PREFIXES[kind]}{number}", "status": "completed", **item, "type": kind}
+    shown = {
+        "id": f"{_PREFIXES.get(kind, 'item_')}{number}",
+        "status": "completed",
+        **item,
+        "type": kind,
+    }
     if kind == "function_call_output" and not isinstance(item["output"], str):
         shown["output"] = json.dumps(item["output"])
     if kind != "message":

@@ -1,9 +1,7 @@
 """Turns a request into prompt token ids, one list for each prompt.
 
-Chats go through the model's own chat template. Where the template refuses a conversation (no system
-role, strict alternation of user and assistant), the conversation is folded as the model's users do:
-system text goes in front of the first user turn, and neighbouring turns of one role are joined. A
-model without a template gets a plain transcript:
+Chats go through the model's own chat template, in the form that it takes (`forms.py`). A model
+without a template gets a plain transcript:
 
     System: …
 
@@ -16,7 +14,7 @@ may be written with them.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -29,10 +27,18 @@ from mlx_rq.engine.formats.model_format import (
     model_format_of,
     spell_out_calls,
 )
+from mlx_rq.engine.prompts.forms import forms_of
 from mlx_rq.engine.prompts.infill import infill
 from mlx_rq.engine.text.special_tokens import tokenise
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.messages import AssistantMessage, Message, joined
+from mlx_rq.jobs.openai.messages import (
+    AssistantMessage,
+    FunctionMessage,
+    Message,
+    ToolCall,
+    ToolMessage,
+    joined,
+)
 from mlx_rq.jobs.openai.requests import ChatRequest, CompletionRequest, Request
 
 Renderer = Callable[[Any, TokenizerWrapper, ModelFormat], list[list[int]]]
@@ -132,23 +138,26 @@ def _plain(message: Message) -> dict[str, Any]:
             plain["content"] = message.refusal
         if reasoning := message.reasoning_content or message.reasoning:
             plain["reasoning_content"] = reasoning
-        if message.tool_calls:
-            plain["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": _arguments(call.function.arguments),
-                    },
-                }
-                for call in message.tool_calls
-            ]
-    elif message.role == "tool":
-        plain["tool_call_id"] = message.tool_call_id
+        if message.calls:
+            plain["tool_calls"] = [_plain_call(call) for call in message.calls]
+    elif isinstance(message, ToolMessage | FunctionMessage):
+        plain.update(role="tool", tool_call_id=message.tool_call_id)
     if message.name:
         plain["name"] = message.name
     return plain
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """Writes a call as templates expect it: of a function, whose arguments are an object.
+
+    A text that is none, of a custom tool or of a model that went wrong, stays what it is.
+    """
+    try:
+        arguments = json.loads(call.called.arguments)
+    except ValueError:
+        arguments = call.called.arguments
+    function = {"name": call.called.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _with_thoughts_apart(message: dict[str, Any], tokenizer: TokenizerWrapper) -> dict[str, Any]:
@@ -168,14 +177,6 @@ def _with_thoughts_apart(message: dict[str, Any], tokenizer: TokenizerWrapper) -
     thoughts, _, content = message["content"].partition(end)
     thoughts = thoughts.rpartition(tokenizer.think_start)[2]
     return {**message, "reasoning_content": thoughts.strip("\n"), "content": content.lstrip("\n")}
-
-
-def _arguments(text: str) -> Any:
-    """Templates want an object; a model's broken arguments stay the text that they were."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _options(request: ChatRequest) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def _apply_template(
         return str(text)
 
     refusals = []
-    for conversation in _forms(messages):
+    for conversation in forms_of(messages):
         try:
             return apply(conversation)
         except Exception as refusal:  # a template is a program of somebody else's
@@ -218,35 +219,6 @@ def _apply_template(
         code="invalid_value",
         param="messages",
     )
-
-
-def _forms(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    """Yields the forms in which a template may take a conversation, the usual one first."""
-    folded = _folded(messages)
-    for conversation in (messages, folded):
-        yield conversation
-        if any(message.get("tool_calls") for message in messages):
-            # Some parse the arguments themselves: that of DeepSeek V3.2 in mlx-lm.
-            yield [_with_arguments_as_text(message) for message in conversation]
-
-
-def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    if not calls:
-        return message
-    texts = [
-        call["arguments"]
-        if isinstance(call["arguments"], str)
-        else json.dumps(call["arguments"], ensure_ascii=False)
-        for call in calls
-    ]
-    return {
-        **message,
-        "tool_calls": [
-            {**call, "function": {**call["function"], "arguments": text}}
-            for call, text in zip(message["tool_calls"], texts, strict=True)
-        ],
-    }
 
 
 _CALL = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
@@ -269,26 +241,6 @@ def _seen_of_template(tokenizer: TokenizerWrapper) -> str:
         with suppress(RequestError):
             seen.append(_apply_template(tokenizer, messages, (), {}))
     return "\n".join(seen)
-
-
-def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Moves system text into the first user turn and joins neighbouring turns of one role."""
-    system = [message["content"] for message in messages if message["role"] == "system"]
-    turns: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "system":
-            continue
-        if turns and turns[-1]["role"] == message["role"] and message["role"] != "tool":
-            joined = "\n\n".join(filter(None, [turns[-1]["content"], message["content"]]))
-            turns[-1] = {**turns[-1], **message, "content": joined}
-        else:
-            turns.append(message)
-    if system:
-        if not turns or turns[0]["role"] != "user":
-            turns.insert(0, {"role": "user", "content": ""})
-        first = "\n\n".join(filter(None, [*system, turns[0]["content"]]))
-        turns[0] = {**turns[0], "content": first}
-    return turns
 
 
 def _transcript(messages: Sequence[dict[str, Any]]) -> str:

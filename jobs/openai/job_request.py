@@ -90,9 +90,9 @@ class JobRequest(Strict):
         return None
 
     @property
-    def continues(self) -> str | None:
-        """The response that it goes on from."""
-        return None
+    def goes_back(self) -> bool:
+        """Whether it speaks of earlier answers, which are to be put into its body."""
+        return False
 
     @property
     def truncates(self) -> bool:

@@ -5,7 +5,13 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag
 
-from mlx_rq.jobs.openai.fields import CalledName, History, SpeakerName, string_or_array
+from mlx_rq.jobs.openai.fields import (
+    CalledName,
+    History,
+    SpeakerName,
+    Strict,
+    string_or_array,
+)
 
 
 class TextPart(History):
@@ -62,13 +68,43 @@ class FunctionCall(History):
     arguments: str
 
 
-class ToolCall(History):
-    # Those who put an answer together from a stream leave the index in.
-    left_out = frozenset({"index", "extra_content", "provider_specific_fields"})
+class CustomCall(Strict):
+    name: CalledName
+    input: str
+
+
+# Those who put an answer together from a stream leave the index in.
+_BESIDE_CALLS = frozenset({"index", "extra_content", "provider_specific_fields"})
+
+
+class FunctionToolCall(History):
+    left_out = _BESIDE_CALLS
 
     id: str
     type: Literal["function"]
     function: FunctionCall
+
+    @property
+    def called(self) -> FunctionCall:
+        return self.function
+
+
+class CustomToolCall(History):
+    """A call of a tool that takes any text, as other servers' models make them."""
+
+    left_out = _BESIDE_CALLS
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+    @property
+    def called(self) -> FunctionCall:
+        """Reads it as a call of a function, its text as the arguments."""
+        return FunctionCall(name=self.custom.name, arguments=self.custom.input)
+
+
+ToolCall = FunctionToolCall | CustomToolCall
 
 
 class SystemMessage(History):
@@ -101,11 +137,22 @@ class AssistantMessage(History):
     content: AssistantContent | None = None
     name: SpeakerName | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[Annotated[ToolCall, Field(discriminator="type")]] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     audio: None = None
-    function_call: None = None
+    function_call: FunctionCall | None = None
+    """What a tool call was before there could be several."""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """All that it called, of whichever kind."""
+        if self.function_call is None:
+            return self.tool_calls or []
+        call = FunctionToolCall(
+            id=legacy_call_id(self.function_call.name), type="function", function=self.function_call
+        )
+        return [*(self.tool_calls or ()), call]
 
 
 class ToolMessage(History):
@@ -117,6 +164,24 @@ class ToolMessage(History):
     name: SpeakerName | None = None
 
 
+class FunctionMessage(History):
+    """What a function returned, before calls had ids."""
+
+    role: Literal["function"]
+    content: Content | None
+    name: CalledName
+
+    @property
+    def tool_call_id(self) -> str:
+        return legacy_call_id(self.name)
+
+
+def legacy_call_id(name: str) -> str:
+    """Names a call of the function that a message without an id speaks of."""
+    return f"call_{name}"
+
+
 Message = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
+    Field(discriminator="role"),
 ]

@@ -58,14 +58,49 @@ class FunctionCallItem(History):
     status: Status | None = None
 
 
-class FunctionOutputItem(History):
+class CustomCallItem(History):
+    """A call of a tool that takes any text, as other servers' models make them."""
+
+    left_out = frozenset({"async", "async_", "caller", "namespace", "status"})
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: CalledName
+    input: str
+    id: str | None = None
+
+
+class OutputItem(History):
     left_out = frozenset({"caller", "name", "namespace"})
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Parts
     id: str | None = None
     status: Status | None = None
+
+
+class OwnCallItem(History):
+    """A call of one of OpenAI's own tools that the client runs: a shell, a patch of files."""
+
+    left_out = frozenset({"caller", "environment"})
+
+    type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
+    call_id: str
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+class OwnOutputItem(History):
+    left_out = frozenset({"caller", "max_output_length"})
+
+    type: Literal["local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
+    output: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    id: str | None = None
+    status: Status | Literal["failed"] | None = None
 
 
 class ReasoningText(Strict):
@@ -100,20 +135,52 @@ class HostedCallItem(History):
         "image_generation_call",
         "mcp_list_tools",
         "mcp_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "tool_search_call",
+        "tool_search_output",
+        "program",
+        "program_output",
     ]
 
 
-def _as_message(item: Any) -> Any:
-    """An item without a type is a message."""
-    return item if not isinstance(item, dict) or "type" in item else {"type": "message", **item}
+class ItemReference(Strict):
+    """Names an item of an earlier answer; `mlx_rq.jobs.client.conversation` puts that in its place
+    before a job is queued.
+    """
+
+    type: Literal["item_reference"]
+    id: str
+
+
+def _with_type(item: Any) -> Any:
+    """An item without a type is a message, or a reference where it has nothing but an id."""
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return item
+    is_id = item.keys() - {"type"} == {"id"}
+    return {**item, "type": "item_reference" if is_id else "message"}
+
+
+def referred(item: Any) -> str | None:
+    """Gives the id of the item that this one stands for; None where it stands for itself."""
+    typed = _with_type(item)
+    return typed["id"] if typed["type"] == "item_reference" else None
 
 
 Item = Annotated[
     Annotated[
-        MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | HostedCallItem,
+        MessageItem
+        | FunctionCallItem
+        | CustomCallItem
+        | OutputItem
+        | OwnCallItem
+        | OwnOutputItem
+        | ReasoningItem
+        | HostedCallItem
+        | ItemReference,
         Field(discriminator="type"),
     ],
-    BeforeValidator(_as_message),
+    BeforeValidator(_with_type),
 ]
 
 

@@ -17,7 +17,14 @@ from mlx_rq.jobs.openai.job_request import Body, JobRequest, Said
 from mlx_rq.jobs.openai.messages import SystemMessage
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.requests import ChatRequest
-from mlx_rq.jobs.openai.response_items import FunctionTool, Item, Reasoning, Text, ToolChoice
+from mlx_rq.jobs.openai.response_items import (
+    FunctionTool,
+    Item,
+    ItemReference,
+    Reasoning,
+    Text,
+    ToolChoice,
+)
 from mlx_rq.jobs.openai.responses_to_chat import chat_choice, chat_format, chat_tool, turns
 from mlx_rq.jobs.openai.sampling import Sampling
 
@@ -95,8 +102,10 @@ class ResponsesRequest(JobRequest, Sampling):
         return _PRIORITIES[window] if window else None
 
     @property
-    def continues(self) -> str | None:
-        return self.previous_response_id
+    def goes_back(self) -> bool:
+        items = () if isinstance(self.input, str) else self.input
+        refers = any(isinstance(item, ItemReference) for item in items)
+        return refers or self.previous_response_id is not None
 
     @property
     def truncates(self) -> bool:

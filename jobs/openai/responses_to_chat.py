@@ -1,10 +1,14 @@
 """Reads what a responses request is made of as the parts of the chat that is generated for it."""
 
+import json
 from typing import Any
 
 from mlx_rq.jobs.openai.messages import (
     AssistantMessage,
+    CustomCall,
+    CustomToolCall,
     FunctionCall,
+    FunctionToolCall,
     Message,
     SystemMessage,
     ToolCall,
@@ -14,13 +18,17 @@ from mlx_rq.jobs.openai.messages import (
 )
 from mlx_rq.jobs.openai.response_items import (
     AllowedTools,
+    CustomCallItem,
     FunctionCallItem,
-    FunctionOutputItem,
     HostedCallItem,
     Item,
+    ItemReference,
     JsonSchemaFormat,
     MessageItem,
     NamedTool,
+    OutputItem,
+    OwnCallItem,
+    OwnOutputItem,
     ReasoningItem,
 )
 
@@ -38,21 +46,26 @@ def turns(said: str | list[Item]) -> list[Message]:
                 continue
             case HostedCallItem():
                 continue
+            case ItemReference():  # until it is queued: then the item itself is there
+                messages.append(_assistant(reasoning))
             case MessageItem(role="user"):
                 messages.append(UserMessage(role="user", content=joined(item.content)))
             case MessageItem(role="assistant"):
                 messages.append(_assistant(reasoning, content=joined(item.content)))
             case MessageItem():
                 messages.append(SystemMessage(role="system", content=joined(item.content)))
-            case FunctionCallItem():
+            case FunctionCallItem() | CustomCallItem() | OwnCallItem():
                 calling = _assistant(reasoning)
                 if messages and isinstance(messages[-1], AssistantMessage) and reasoning is None:
                     calling = messages.pop()  # type: ignore[assignment]
                 calls = [*(calling.tool_calls or ()), _call(item)]
                 messages.append(calling.model_copy(update={"tool_calls": calls}))
-            case FunctionOutputItem():
+            case OutputItem():
                 text = joined(item.output)
                 messages.append(ToolMessage(role="tool", content=text, tool_call_id=item.call_id))
+            case OwnOutputItem():
+                text, called = _own_output(item), item.call_id or item.id or ""
+                messages.append(ToolMessage(role="tool", content=text, tool_call_id=called))
         reasoning = None
     return messages
 
@@ -65,9 +78,25 @@ def _reasoning(item: ReasoningItem) -> str:
     return "\n\n".join(part.text for part in item.content or item.summary or ())
 
 
-def _call(item: FunctionCallItem) -> ToolCall:
-    function = FunctionCall(name=item.name, arguments=item.arguments)
-    return ToolCall(id=item.call_id, type="function", function=function)
+def _call(item: FunctionCallItem | CustomCallItem | OwnCallItem) -> ToolCall:
+    match item:
+        case CustomCallItem():
+            custom = CustomCall(name=item.name, input=item.input)
+            return CustomToolCall(id=item.call_id, type="custom", custom=custom)
+        case FunctionCallItem():
+            function = FunctionCall(name=item.name, arguments=item.arguments)
+        case OwnCallItem():
+            name = item.type.removesuffix("_call")
+            arguments = json.dumps(item.action or item.operation or {}, ensure_ascii=False)
+            function = FunctionCall(name=name, arguments=arguments)
+    return FunctionToolCall(id=item.call_id, type="function", function=function)
+
+
+def _own_output(item: OwnOutputItem) -> str:
+    """Gives what came of it as text; a patch may have no output but its status."""
+    if isinstance(item.output, str):
+        return item.output
+    return json.dumps(item.output or {"status": item.status}, ensure_ascii=False)
 
 
 def chat_format(wanted: Any) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class TokenCountRequest(JobRequest):
         return body
 
     @property
-    def continues(self) -> str | None:
-        return self.count_tokens.continues
+    def goes_back(self) -> bool:
+        return self.count_tokens.goes_back
 
     @property
     def truncates(self) -> bool:

@@ -216,9 +216,17 @@ def _not_one_of(param: str, value: Any, context: Mapping[str, Any]) -> tuple[str
             "This is a text model: only 'text' parts are supported."
         ), "invalid_value"
     allowed = context.get("expected_tags") or context.get("expected", "")
-    return (
-        f"Invalid value: {short(value)!r} at '{param}'. Supported values are: {allowed}."
-    ), "invalid_value"
+    message = f"Invalid value: {short(value)!r} at '{param}'. Supported values are: {allowed}."
+    return message + _instead(param, value), "invalid_value"
+
+
+def _instead(param: str, value: Any) -> str:
+    """Says what to send for a kind of tool that there is not."""
+    if not (param.startswith("tool") and param.endswith(".type")):
+        return ""
+    if value == "custom":
+        return " For a tool that takes any text, send a function with one parameter, a string."
+    return " OpenAI's own tools run at OpenAI; here, the caller runs every tool, as a function."
 
 
 _EXPECTED = {

@@ -30,8 +30,8 @@ class Prepared(NamedTuple):
     """Where it stands in the prefix tree of the backlog."""
     priority: Priority | None
     """What the body itself says of it; that goes before the option."""
-    continues: str | None
-    """The response to go on from, until what was said before is in the body."""
+    goes_back: bool
+    """Whether it speaks of earlier answers, until these are in the body."""
 
     @classmethod
     def of(cls, request: JobRequest, body: Mapping[str, Any], encoded: bytes) -> "Prepared":
@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
             affinity=affinity_of(body),
             path=path_of(body),
             priority=request.priority,
-            continues=request.continues,
+            goes_back=request.goes_back,
         )
 
 

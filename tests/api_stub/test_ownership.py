@@ -15,6 +15,7 @@ from servers import RunningServer, StartServer, answer_any, as_client, run_serve
 from mlx_rq import submit
 from mlx_rq.api_stub.settings import ApiKeys, Settings
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.response_object import job_of
 
 KEYS = ("ann: a", "bob: b", "operator: o")
 SHARED = {"/health", "/metrics", "/v1/models", "/v1/models/{model}"}
@@ -184,6 +185,12 @@ def test_what_a_body_names_is_ones_own(server: RunningServer) -> None:
         assert refused.json()["error"]["code"] == "previous_response_not_found"
         assert ann.post(path, json=body).is_success, path
         assert operator.post(path, json=body).is_success, path
+        item_id = f"msg_{job_of(response_id)}"
+        body = {"input": [{"type": "item_reference", "id": item_id}], **more}
+        refused = bob.post(path, json=body)
+        assert refused.status_code == 400, path
+        assert refused.json()["error"]["param"] == "input[0].id"
+        assert ann.post(path, json=body).is_success, path
     of_anns = _ended(bob, _batch(bob, _file(ann)))
     assert of_anns["status"] == "failed"
     assert "does not exist" in of_anns["errors"]["data"][0]["message"]

@@ -108,6 +108,33 @@ def test_delete_of_a_running_response_cancels_it(server: RunningServer, engine: 
     engine.wait_until(lambda engine: engine.cancelled == [job_of(response.id)])
 
 
+def test_items_of_earlier_answers_are_named_by_their_ids(
+    server: RunningServer, engine: FakeEngine
+) -> None:
+    """As the Vercel AI SDK sends them."""
+    create = server.client().responses.create
+    hello: Any = {"role": "user", "content": "Hello"}
+    hosted: Any = {"type": "mcp_approval_request", "id": "mcpr_1"}
+    first = create(model="fake", input=[hosted, hello])
+    (item,) = first.output
+    for reference in ({"type": "item_reference", "id": item.id}, {"id": item.id}):
+        second = create(model="fake", input=[hello, reference, hello])  # type: ignore[list-item]
+        given = server.client().responses.input_items.list(second.id, order="asc").data
+        assert given[1] == item
+    told: Any = engine.added[-1].request
+    assert [(m.role, m.content) for m in told.generated_from().messages] == [
+        ("user", "Hello"),
+        ("assistant", f"response for {job_of(first.id)}"),
+        ("user", "Hello"),
+    ]
+    raw = server.http.get(f"/v1/responses/{first.id}/input_items?order=asc").json()
+    assert [one["type"] for one in raw["data"]] == ["mcp_approval_request", "message"]
+    unknown: Any = [hello, {"type": "item_reference", "id": "fc_x"}]
+    with pytest.raises(openai.BadRequestError, match="Item with id 'fc_x' not found") as refused:
+        create(model="fake", input=unknown)
+    assert refused.value.param == "input[1].id"
+
+
 def test_going_on_from_an_earlier_response(server: RunningServer, engine: FakeEngine) -> None:
     create = server.client().responses.create
     first = create(model="fake", input="One", instructions="Be brief.")

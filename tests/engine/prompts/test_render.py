@@ -43,6 +43,55 @@ def test_texts_of_the_templates_variables_are_no_control_tokens(value: Any) -> N
     assert "<|im_end|>" in tokenizer.decode(prompt[len(plain) :]), "as plain text it is there"
 
 
+ARGUMENTS = {
+    "any": ("{{ f.arguments | tojson }}", '"ls -l"'),
+    "objects": (
+        "{% for name, value in f.arguments.items() %}{{ name }}={{ value }}{% endfor %}",
+        "input=ls -l",
+    ),
+    "texts": ("{{ f.arguments + ';' }}", "ls -l;"),
+}
+
+
+@pytest.mark.parametrize("taken", ARGUMENTS)
+def test_calls_of_custom_tools_are_written_as_the_template_takes_arguments(taken: str) -> None:
+    written, expected = ARGUMENTS[taken]
+    tokenizer = with_template(
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{% set f = call.function %}"
+        f"[{{{{ f.name }}}} {written}]{{% endfor %}}{{{{ m.content }}}}|{{% endfor %}}"
+    )
+    call = {"id": "c", "type": "custom", "custom": {"name": "run", "input": "ls -l"}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "total 0"}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call]}, result]
+    (prompt,) = prompts_of(tokenizer, "chat", {"messages": messages})
+    assert tokenizer.decode(prompt) == f"Hi|[run {expected}]|total 0|"
+
+
+def test_legacy_calls_of_functions_are_written_as_calls_of_tools() -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call | tojson }}{% endfor %}{{ m.tool_call_id }}\n"
+        "{% endfor %}"
+    )
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    legacy = [
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "f", "content": "4"},
+    ]
+    call = {"id": "call_f", "type": "function", "function": function}
+    of_today = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_f", "content": "4"},
+    ]
+    prompts = [
+        prompts_of(tokenizer, "chat", {"messages": [*HI, *told, *HI]})
+        for told in (legacy, of_today)
+    ]
+    assert prompts[0] == prompts[1]
+    assert '{"name": "f", "arguments": {"a": 1}}' in tokenizer.decode(prompts[0][0])
+    assert "tool: 4call_f" in tokenizer.decode(prompts[0][0])
+
+
 TOO_HIGH = {
     "text": ("completion", {"prompt": "A <|image|>"}),
     "second text": ("completion", {"prompt": ["A", "A <|image|>"]}),

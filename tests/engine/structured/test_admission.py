@@ -102,7 +102,21 @@ def test_what_is_right_passes(body: dict[str, Any]) -> None:
             {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
             "tools[0].type",
             "invalid_value",
-            "Invalid value: 'custom' at 'tools[0].type'. Supported values are: 'function'.",
+            "Invalid value: 'custom' at 'tools[0].type'. Supported values are: 'function'. For a "
+            "tool that takes any text, send a function with one parameter, a string.",
+        ),
+        (
+            {"tools": [tool()], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+            "tool_choice.type",
+            "invalid_value",
+            "Invalid value: 'custom' at 'tool_choice.type'. Supported values are: 'function'. For",
+        ),
+        (
+            {"tools": [{"type": "web_search"}]},
+            "tools[0].type",
+            "invalid_value",
+            "Invalid value: 'web_search' at 'tools[0].type'. Supported values are: 'function'. "
+            "OpenAI's own tools run at OpenAI; here, the caller runs every tool, as a function.",
         ),
         (
             {"tools": [tool(), tool()]},

@@ -31,6 +31,7 @@ TOOL = {
     "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}},
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CUSTOM = {"id": "c2", "type": "custom", "custom": {"name": "run", "input": "ls -l"}}
 
 FORMS: dict[str, Callable[[Any], Any]] = {
     "object": lambda answer: answer,
@@ -69,6 +70,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "text": {"role": "assistant", "content": '{"name": "x"}', "annotations": []},
     "refusal": {"role": "assistant", "content": None, "refusal": "No."},
     "calls": {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    "legacy call": {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "f", "arguments": "{}"},
+    },
     "reasoning": {
         "role": "assistant",
         "content": '{"name": "x"}',
@@ -129,6 +135,7 @@ OUTPUT = [
         "namespace": "n",
         "async": False,
     },
+    {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c2", "name": "run", "input": "ls -l"},
 ]
 
 
@@ -156,7 +163,7 @@ def test_the_openai_clients_responses_may_be_sent_back(form: str) -> None:
             "role": "assistant",
             "content": '{"name": "x"}No.',
             "reasoning_content": "Hm.",
-            "tool_calls": [CALL],
+            "tool_calls": [CALL, CUSTOM],
         }
 
 
@@ -174,6 +181,16 @@ def test_the_openai_clients_responses_may_be_sent_back(form: str) -> None:
         (  # vLLM's, which has an empty list where there are none
             {"role": "assistant", "content": "x", "tool_calls": [], "function_call": None},
             {"role": "assistant", "content": "x", "tool_calls": []},
+        ),
+        (  # of custom tools, which the openai client's parse() leaves out
+            completion({"role": "assistant", "content": None, "tool_calls": [CALL, CUSTOM]})
+            .choices[0]
+            .message,
+            {"role": "assistant", "tool_calls": [CALL, CUSTOM]},
+        ),
+        (
+            {"role": "function", "name": "f", "content": "4"},
+            {"role": "function", "name": "f", "content": "4"},
         ),
         (  # put together from a stream
             {"role": "assistant", "tool_calls": [{"index": 0, **CALL}]},
@@ -201,7 +218,7 @@ def test_the_openai_clients_responses_may_be_sent_back(form: str) -> None:
         ),
     ],
 )
-def test_what_others_write_is_taken(message: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_what_others_write_is_taken(message: Any, kept: dict[str, Any]) -> None:
     assert replayed(message) == kept
 
 

@@ -118,6 +118,54 @@ class TestAsChat:
                 ],
                 [{"role": "tool", "content": "5", "tool_call_id": "c1"}],
             ),
+            (
+                [
+                    {"type": "custom_tool_call", "call_id": "c1", "name": "run", "input": "ls -l"},
+                    {"type": "custom_tool_call_output", "call_id": "c1", "output": "total 0"},
+                ],
+                [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "c1",
+                                "type": "custom",
+                                "custom": {"name": "run", "input": "ls -l"},
+                            }
+                        ],
+                    },
+                    {"role": "tool", "content": "total 0", "tool_call_id": "c1"},
+                ],
+            ),
+            (
+                [
+                    {
+                        "type": "apply_patch_call",
+                        "call_id": "c1",
+                        "status": "completed",
+                        "operation": {"type": "delete_file", "path": "a"},
+                    },
+                    {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed"},
+                    {"type": "local_shell_call_output", "id": "c2", "output": "total 0"},
+                ],
+                [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "c1",
+                                "type": "function",
+                                "function": {
+                                    "name": "apply_patch",
+                                    "arguments": '{"type": "delete_file", "path": "a"}',
+                                },
+                            }
+                        ],
+                    },
+                    {"role": "tool", "content": '{"status": "failed"}', "tool_call_id": "c1"},
+                    {"role": "tool", "content": "total 0", "tool_call_id": "c2"},
+                ],
+            ),
         ],
     )
     def test_items_are_messages(self, items: Any, messages: Any) -> None:
@@ -187,7 +235,8 @@ class TestAsChat:
         ({"input": []}, "empty_array", "input"),
         ({"input": 5}, "invalid_type", "input"),
         ({"input": ["Hi"]}, "invalid_type", "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_value", "input[0].type"),
+        ({"input": [{"type": "compaction", "id": "x"}]}, "invalid_value", "input[0].type"),
+        ({"input": [{"type": "item_reference"}]}, "missing_required_parameter", "input[0].id"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "invalid_value",

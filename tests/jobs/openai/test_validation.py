@@ -434,7 +434,7 @@ class TestMessages:
                 "invalid_value",
                 "messages[1].role",
                 "Invalid value: 'robot' at 'messages[1].role'. Supported values are: "
-                "'system', 'developer', 'user', 'assistant', 'tool'.",
+                "'system', 'developer', 'user', 'assistant', 'tool', 'function'.",
             ),
             (
                 [{"content": "x"}],
@@ -532,7 +532,7 @@ class TestMessages:
                         "tool_calls": [
                             {
                                 "id": "c",
-                                "type": "custom",
+                                "type": "mcp",
                                 "function": {"name": "f", "arguments": "{}"},
                             }
                         ],
@@ -540,8 +540,19 @@ class TestMessages:
                 ],
                 "invalid_value",
                 "messages[0].tool_calls[0].type",
-                "Invalid value: 'custom' at 'messages[0].tool_calls[0].type'. "
-                "Supported values are: 'function'.",
+                "Invalid value: 'mcp' at 'messages[0].tool_calls[0].type'. "
+                "Supported values are: 'function', 'custom'.",
+            ),
+            (
+                [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f"}}],
+                    }
+                ],
+                "missing_required_parameter",
+                "messages[0].tool_calls[0].custom.input",
+                "Missing required parameter: 'messages[0].tool_calls[0].custom.input'.",
             ),
             (
                 [
