@@ -133,6 +133,8 @@ def test_no_text_of_any_role_yields_a_control_token(
     pieces = st.sampled_from([*marks, ENDS, "<", "|", ">", "<|", "|>", "im_end", "/nothink", "é"])
     text = st.lists(pieces, min_size=1, max_size=5).map(lambda found: f"a{''.join(found)}z")
     texts = data.draw(st.dictionaries(st.sampled_from(PLACES), text, min_size=1, max_size=4))
+    if "name" in texts:
+        texts["name"] = texts["name"][:64]  # the most that a name may have
     harmless = conversation(family, {})
     if "</think>" in texts.get("assistant", "") and "</think>" in marks:
         texts["assistant"] = "<think>thoughts" + texts["assistant"]
