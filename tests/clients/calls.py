@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 FEATURES = ("chat", "stream", "tools", "structured", "responses", "batch")
-"""Each a function of the client's module; one that it lacks, the client does not do."""
+"""Each a function of the client's module, where the client does it at all."""
 
 ASK: Any = [{"role": "user", "content": "What is two and two?"}]
 ANSWER = "four"

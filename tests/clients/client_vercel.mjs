@@ -2,7 +2,17 @@
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateObject, generateText, isStepCount, stepCountIs, streamText, tool } from "ai";
+import {
+  experimental_getBatchResults as getBatchResults,
+  experimental_getBatchStatus as getBatchStatus,
+  experimental_startBatch as startBatch,
+  generateObject,
+  generateText,
+  isStepCount,
+  stepCountIs,
+  streamText,
+  tool,
+} from "ai";
 import { z } from "zod";
 
 const baseURL = process.env.OPENAI_BASE_URL;
@@ -44,10 +54,32 @@ export async function structured() {
   assert.equal(answer.object.people, 1);
 }
 
+const hosted = createOpenAI({ baseURL, apiKey: "any" });
+
 export async function responses() {
-  const hosted = createOpenAI({ baseURL, apiKey: "any" }).responses("default");
-  const asked = { model: hosted, prompt, maxRetries };
-  assert.equal((await generateText(asked)).text, "four");
+  const responding = { model: hosted.responses("default"), maxRetries };
+  const asked = { ...responding, prompt };
+  const first = await generateText(asked);
+  assert.equal(first.text, "four");
+  // It names what was said before by the ids of items.
+  const before = [{ role: "user", content: prompt }, ...first.response.messages];
+  const messages = [...before, { role: "user", content: "And now?" }];
+  assert.equal((await generateText({ ...responding, messages })).text, "four");
   assert.equal((await generateText({ ...asked, tools: { add }, stopWhen })).text, "four");
   assert.equal((await generateObject({ ...asked, schema: City })).object.people, 1);
+}
+
+export async function batch() {
+  const request = { type: "text", model: "default", prompt };
+  const requests = [{ ...request, id: "a" }, { ...request, id: "b" }];
+  const made = await startBatch({ provider: hosted, requests });
+  for (let tries = 0; tries < 100; tries++) {
+    if ((await getBatchStatus({ provider: hosted, batch: made })).status !== "pending") break;
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
+  const texts = {};
+  for await (const item of getBatchResults({ provider: hosted, batch: made })) {
+    texts[item.id] = item.text;
+  }
+  assert.deepEqual(texts, { a: "four", b: "four" });
 }

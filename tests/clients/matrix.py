@@ -30,10 +30,16 @@ class Client(NamedTuple):
     name: str
     calls: str
     packages: tuple[str, ...]
+    has_batches: bool = True
+    """Whether it can ask for batches at all; everything else, all clients can."""
 
     @property
     def environment(self) -> Path:
         return ENVIRONMENTS / self.calls
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(name for name in FEATURES if name != "batch" or self.has_batches)
 
     @property
     def version(self) -> str:
@@ -42,14 +48,14 @@ class Client(NamedTuple):
 
 _PYTHON = (
     Client("openai-python", "client_openai", ("openai==3.57.0",)),
-    Client("openai-agents", "client_openai_agents", ("openai-agents==0.24.0",)),
+    Client("openai-agents", "client_openai_agents", ("openai-agents==0.24.0",), False),
     Client("instructor", "client_instructor", ("instructor==1.17.0",)),
     Client("pydantic-ai", "client_pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
-    Client("LangChain", "client_langchain", ("langchain-openai==1.7.4",)),
-    Client("LlamaIndex", "client_llama_index", ("llama-index-llms-openai-like==0.8.1",)),
+    Client("LangChain", "client_langchain", ("langchain-openai==1.7.4",), False),
+    Client("LlamaIndex", "client_llama_index", ("llama-index-llms-openai-like==0.8.1",), False),
     Client("litellm", "client_litellm", ("litellm==1.110.2",)),
-    Client("DSPy", "client_dspy", ("dspy==3.4.1",)),
-    Client("llm", "client_llm", ("llm==0.36",)),
+    Client("DSPy", "client_dspy", ("dspy==3.4.1",), False),
+    Client("llm", "client_llm", ("llm==0.36",), False),
 )
 _NODE = (
     Client("openai-node", "client_openai_node", ("openai@7.55.0", "zod@4.6.7")),
@@ -103,7 +109,8 @@ def _try(client: Client, url: str) -> dict[str, str]:
         results: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError, subprocess.SubprocessError) as error:
         return {"start": _why(error)}
-    return results
+    missing = dict.fromkeys(client.features, "its call is not there")
+    return {**missing, **results}
 
 
 def _installed(client: Client) -> tuple[list[str], Path]:
