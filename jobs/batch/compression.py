@@ -21,9 +21,16 @@ from mlx_rq.jobs.openai.errors import RequestError
 
 ENDINGS = (".gz", ".zst")
 
-_GZIP = b"\x1f\x8b"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_UTF16 = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+GZIP = b"\x1f\x8b"
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_UNPACK = {".gz": "gzip -dc", ".zst": "zstd -dc"}
+_MARKS = {
+    # The longer ones first: UTF-32's begins with UTF-16's.
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 
 def split_ending(path: Path) -> tuple[str, str]:
@@ -37,11 +44,12 @@ def split_ending(path: Path) -> tuple[str, str]:
 def open_input(path: Path, name: str) -> Iterator[BinaryIO]:
     """Opens a file to be read as the bytes of UTF-8 text, whether or not it is compressed.
 
-    Raises RequestError where it is UTF-16, and in the block where what is compressed is damaged.
+    Raises RequestError where it is UTF-16 or UTF-32, and in the block where what is compressed is
+    damaged.
     """
     try:
         with path.open("rb") as raw, _decompressed(raw, name) as file:
-            _refuse_utf16(file.peek(4)[:4], name)
+            _refuse_wide(file.peek(4)[:4], name)
             yield cast(BinaryIO, file)
     except (EOFError, zlib.error, gzip.BadGzipFile, _DamagedError) as error:
         raise RequestError(f"{name} is damaged: {error}.", code="invalid_value") from None
@@ -49,9 +57,9 @@ def open_input(path: Path, name: str) -> Iterator[BinaryIO]:
 
 def _decompressed(raw: io.BufferedReader, name: str) -> io.BufferedReader:
     head = raw.peek(4)[:4]
-    if head.startswith(_GZIP):
+    if head.startswith(GZIP):
         return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw)))
-    if head == _ZSTD:
+    if head == ZSTANDARD:
         return io.BufferedReader(_Zstandard(raw))
     return raw
 
@@ -76,8 +84,8 @@ class _Zstandard(io.RawIOBase):
             raise _DamagedError(str(error)) from None
 
 
-def _refuse_utf16(head: bytes, name: str) -> None:
-    encoding = _UTF16.get(head[:2])
+def _refuse_wide(head: bytes, name: str) -> None:
+    encoding = next((told for mark, told in _MARKS.items() if head.startswith(mark)), None)
     if encoding is None and len(head) == 4 and 0 == head[1] == head[3]:
         encoding = "UTF-16LE"
     elif encoding is None and len(head) == 4 and 0 == head[0] == head[2]:
@@ -92,9 +100,12 @@ def _refuse_utf16(head: bytes, name: str) -> None:
 
 def to_utf8(encoding: str, name: str) -> str:
     """Gives the command that converts a file."""
-    path = Path(name)
-    files = f" {quote(name)} > {quote(f'utf8-{path.name}')}" if path.exists() else ""
-    return f"iconv -f {encoding} -t UTF-8{files}"
+    command, path = f"iconv -f {encoding} -t UTF-8", Path(name)
+    if not path.exists():
+        return command
+    if unpack := _UNPACK.get(path.suffix.lower()):
+        return f"{unpack} {quote(name)} | {command} > {quote(f'utf8-{path.stem}')}"
+    return f"{command} {quote(name)} > {quote(f'utf8-{path.name}')}"
 
 
 @contextmanager

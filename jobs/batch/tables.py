@@ -7,13 +7,20 @@ piece, and may be read again.
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from mlx_rq.jobs.batch.compression import open_input, to_utf8
+from mlx_rq.jobs.batch.formats import (
+    DELIMITERS,
+    JSON_LINES,
+    check_beginning,
+    check_delimiter,
+    unknown_ending,
+)
 from mlx_rq.jobs.batch.lines import Line, bad_line, good_line, is_id, parse_object, read_lines
 from mlx_rq.jobs.batch.parquet import ParquetTable, needs_pyarrow, python_rows, python_values
 from mlx_rq.jobs.batch.rows import Row, check_names
@@ -23,13 +30,6 @@ from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import short
 
 _FIELD_BYTES = 32 * 1024 * 1024
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_OTHER_DELIMITERS = (";", "\t", "|")
-_JSON_LINES = (".jsonl", ".ndjson")
-_WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
-_KNOWN = (
-    f"Rows are read from files that end in {', '.join((*DELIMITERS, *_JSON_LINES, '.parquet'))}."
-)
 ROW_URL = "/v1/chat/completions"
 
 
@@ -38,28 +38,17 @@ def open_table(path: Path, name: str, suffix: str, delimiter: str | None = None)
 
     `delimiter` is what parts the values of a CSV file, where it is not what its suffix says.
     """
-    if suffix in DELIMITERS:
-        table = CsvTable(path, name, delimiter or DELIMITERS[suffix])
-        if delimiter is None:
-            table.check_delimiter()
-        return table
-    if suffix in _JSON_LINES:
-        return JsonTable(path, name)
+    if suffix not in (*DELIMITERS, *JSON_LINES, ".parquet"):
+        raise unknown_ending(name, suffix)
+    check_beginning(path, name, suffix)
     if suffix == ".parquet":
         return ParquetTable(path, name)
-    refuse_workbook(name, suffix)
-    raise RequestError(f"{name}: {_KNOWN}", code="invalid_value")
-
-
-def refuse_workbook(name: str, suffix: str) -> None:
-    """Raises RequestError, naming the way, where a file is one of Excel's or LibreOffice's."""
-    if suffix not in _WORKBOOKS:
-        return
-    raise RequestError(
-        f"{name} is a workbook. Save its sheet as CSV: in Excel by File > Save As > CSV UTF-8, "
-        f"with LibreOffice by: soffice --headless --convert-to csv {quote(name)}\n{_KNOWN}",
-        code="invalid_value",
-    )
+    if suffix in JSON_LINES:
+        return JsonTable(path, name)
+    usual = DELIMITERS[suffix]
+    if delimiter is None:
+        check_delimiter(path, name, usual)
+    return CsvTable(path, name, delimiter or usual)
 
 
 class CsvTable:
@@ -73,18 +62,6 @@ class CsvTable:
         if not self.columns:
             raise RequestError(f"{name} holds no header and no rows.", code="empty_file")
         check_names(self.columns, f"{name}: the header")
-
-    def check_delimiter(self) -> None:
-        """Raises RequestError where the header seems to be parted by something else."""
-        header = self.columns[0]
-        other = next((mark for mark in _OTHER_DELIMITERS if mark in header), None)
-        if len(self.columns) == 1 and other is not None:
-            written = "$'\\t'" if other == "\t" else quote(other)
-            raise RequestError(
-                f"{self._name}: the header is one column, {short(header)!r}. Where {other!r} parts "
-                f"its columns, as Excel writes it in many countries, add: --delimiter {written}",
-                code="invalid_value",
-            )
 
     def __iter__(self) -> Iterator[Row]:
         records = self._records()
@@ -140,7 +117,7 @@ class JsonTable:
 def _json_row(number: int, raw: bytes) -> Row:
     """Reads a row; where it holds what no file can, that is its fault, and `?` stands there."""
     values = parse_object(raw)
-    _check_keys(raw)
+    _check_values(raw)
     if b"\\ud" not in raw.lower():
         return Row(number, values, raw=raw)
     written = writable(values)
@@ -153,10 +130,10 @@ def _json_row(number: int, raw: bytes) -> Row:
     return Row(number, written, fault, raw)
 
 
-def _check_keys(raw: bytes) -> None:
-    """Raises RequestError where an object of the row has a key twice."""
+def _check_values(raw: bytes) -> None:
+    """Raises RequestError where an object of the row has a key twice, or a number is endless."""
     try:
-        json.loads(raw, object_pairs_hook=_check_pairs)
+        json.loads(raw, object_pairs_hook=_check_pairs, parse_float=_check_number)
     except RequestError:
         raise
     except (ValueError, RecursionError):
@@ -165,6 +142,14 @@ def _check_keys(raw: bytes) -> None:
 
 def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
     check_names((name for name, _ in pairs), "The row", code="invalid_row")
+
+
+def _check_number(text: str) -> None:
+    if math.isinf(float(text)):
+        raise RequestError(
+            f"The number {short(text)} is larger than any that is read; write it as a text.",
+            code="invalid_row",
+        )
 
 
 Table = CsvTable | JsonTable | ParquetTable

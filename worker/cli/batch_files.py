@@ -13,10 +13,11 @@ import click
 
 from mlx_rq.jobs.batch.compression import ENDINGS, open_input, split_ending
 from mlx_rq.jobs.batch.files import Outputs
+from mlx_rq.jobs.batch.formats import DELIMITERS, check_beginning, refuse_workbook
 from mlx_rq.jobs.batch.lines import BatchFile, Source
 from mlx_rq.jobs.batch.parquet import needs_pyarrow
 from mlx_rq.jobs.batch.state import State, state_of
-from mlx_rq.jobs.batch.tables import DELIMITERS, TemplatedRows, open_table, refuse_workbook
+from mlx_rq.jobs.batch.tables import TemplatedRows, open_table
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
 from mlx_rq.jobs.openai.schema_types import response_format
 from mlx_rq.worker.cli.jobs import parse_parameters
@@ -50,6 +51,7 @@ def source_of(path: Path, input_name: str, options: Mapping[str, Any]) -> Source
         refuse_workbook(name, suffix)
         if suffix in (*DELIMITERS, ".parquet") and input_name != PIPE:
             raise click.UsageError(f"{name} holds rows: say with --prompt what to ask of each")
+        check_beginning(path, name, ".jsonl")
         return BatchFile(path, name, settings, open_input)
     if (schema := schema_of(options)) is not None:
         settings["response_format"] = response_format(schema)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ class TestCsv:
             ("a,b\n1,2\n".encode("utf-16-le"), "is UTF-16LE, .* iconv -f UTF-16LE -t UTF-8"),
             ("a,b\n1,2\n".encode("utf-16-be"), "is UTF-16BE, .* iconv -f UTF-16BE -t UTF-8"),
             ("a,b\n1,é\n".encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8"),
+            ("a,b\n1,2\n".encode("utf-32"), "is UTF-32, .* iconv -f UTF-32 -t UTF-8"),
+            (b'"a";"b"\n"1";"2"\n', "add: --delimiter ';'"),
+            (b"sep=;\r\na;b\r\n1;2\r\n", r"'sep=;', .*\(tail -n \+2\), and add: --delimiter ';'"),
+            (b"PAR1xxxx", "holds Parquet. Let its name end in .parquet"),
+            (b"PK\x03\x04xxxx", "is a workbook, or another archive"),
+            (b"\xfd7zXZxx", "is compressed with xz, which is not read. Unpack it"),
             (gzip.compress(b"a,b\n1,2\n", mtime=0)[:-9], "is damaged"),
             (pa.compress(b"a,b\n1,2\n", "zstd", asbytes=True)[:-3], "is damaged"),
         ],
@@ -75,6 +82,13 @@ class TestCsv:
         path.write_bytes(content)
         with pytest.raises(RequestError, match=words):
             rows_of(path)
+
+    def test_what_converts_a_compressed_file_unpacks_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv.gz"
+        path.write_bytes(gzip.compress("a,b\n1,2\n".encode("utf-16")))
+        cure = f"gzip -dc {path} | iconv -f UTF-16 -t UTF-8 > utf8-rows.csv"
+        with pytest.raises(RequestError, match=re.escape(cure)):
+            open_table(path, str(path), ".csv")
 
     def test_what_parts_the_values_may_be_said(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.csv"
@@ -149,6 +163,16 @@ class TestJsonLines:
         assert lines[1].row == {"a": 1, "b": {"c": ["?"]}}
         assert lines[4].body["messages"][0]["content"] == r"\ud800"
 
+    def test_a_number_that_would_be_endless_is_an_error_of_its_row(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"a": [{"b": -1e400}]}\n{"a": 1e300}\n{"a": NaN}\n')
+        lines = templated(path, "{a}")
+        assert [line.fault and str(line.fault) for line in lines] == [
+            "The number -1e400 is larger than any that is read; write it as a text.",
+            None,
+            None,
+        ]
+
     def test_a_value_that_cannot_be_written_is_an_error_of_its_row(self, tmp_path: Path) -> None:
         for depth in range(900, 1000):  # read, but not written again, at some depth
             path = tmp_path / "rows.jsonl"
@@ -196,6 +220,9 @@ class TestParquet:
         path.write_text("no parquet at all")
         with pytest.raises(RequestError, match="is not a Parquet file"):
             rows_of(path)
+        path.write_bytes(gzip.compress(b"PAR1"))
+        with pytest.raises(RequestError, match=r"is compressed as a whole\. .* unpack it first"):
+            rows_of(path)
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".ods"])
@@ -209,6 +236,18 @@ def test_a_workbook_is_refused_with_the_way(tmp_path: Path, suffix: str) -> None
 def test_another_ending_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"\.csv, \.tsv, \.jsonl, \.ndjson, \.parquet"):
         open_table(tmp_path / "rows.xlsx", "rows.xlsx", ".xlsx")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("my rows.json", r"by: jq -c '\.\[\]' 'my rows.json' > 'my rows.jsonl'"),
+        ("rows.csv.xz", r"may be compressed \(\.gz, \.zst\)\. Unpack it first\."),
+    ],
+)
+def test_endings_that_are_nearly_right_are_refused_with_the_way(name: str, way: str) -> None:
+    with pytest.raises(RequestError, match=way):
+        open_table(Path(name), name, Path(name).suffix)
 
 
 class TestTheNameOfARow:
