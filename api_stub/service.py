@@ -176,11 +176,15 @@ class Service:
         self._looked_at = now
         if model in self._served or (self.settings.queue_unserved and not waits):
             return
-        known = {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
+        known = self.known()
         if model not in known:
             raise never_known(model, self._served, known - self._served)
         if waits:
-            raise _away(model)
+            raise away(model)
+
+    def known(self) -> set[str]:
+        """Gives the models that this queue has known or the server was told of."""
+        return {ANY_MODEL, *self.settings.models, *known_models(self.connection)}
 
     @property
     def served(self) -> frozenset[str]:
@@ -262,9 +266,9 @@ TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 _START = "`mlx-rq worker --model NAME` starts one"
 
 
-def never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
+def never_known(model: str, served: Set[str], gone: Set[str]) -> ApiError:
     """Makes the error for a model that nobody has heard of; it tells which there are."""
-    here, named = (sorted(name for name in names if not is_any(name)) for names in (served, away))
+    here, named = (sorted(name for name in names if not is_any(name)) for names in (served, gone))
     there = f"Served now: {', '.join(here)}." if here else f"No worker is alive; {_START}."
     if named:
         there += f" Away at the moment: {', '.join(named)}."
@@ -276,8 +280,8 @@ def never_known(model: str, served: Set[str], away: Set[str]) -> ApiError:
     )
 
 
-def _away(model: str) -> ApiError:
-    """Makes the error for who would wait for an answer while a model's workers are away."""
+def away(model: str) -> ApiError:
+    """Makes the error for a model that is not served at the moment, but was or will be."""
     which = "No worker is alive" if model == ANY_MODEL else f"No live worker serves {model!r}"
     return ApiError(
         503,

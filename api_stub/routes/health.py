@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from mlx_rq.api_stub.answers import Health, Model, Models
 from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.openapi import REFUSED, answers
-from mlx_rq.api_stub.service import Service, TheService, never_known
+from mlx_rq.api_stub.service import Service, TheService, away, never_known
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import is_any
 from mlx_rq.jobs.queue import reading
@@ -98,7 +98,14 @@ async def list_models(service: TheService) -> JSONResponse:
 @router.get("/v1/models/{model:path}", responses={**answers(Model), **REFUSED})
 async def get_model(service: TheService, model: str) -> JSONResponse:
     """Describe one model. Its id may hold slashes."""
-    models = await run_in_threadpool(_models, service)
-    if model not in models:
-        raise never_known(model, models.keys(), set())
-    return JSONResponse(models[model])
+    return JSONResponse(await run_in_threadpool(_model, service, model))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    """Finds a model that live workers serve; raises ApiError where they do not."""
+    models = _models(service)
+    if name in models:
+        return models[name]
+    with reachable(service.connection):
+        is_away = name in service.known()
+    raise away(name) if is_away else never_known(name, models.keys(), set())

@@ -66,6 +66,10 @@ def test_model_that_is_asked_for_while_none_is_alive(away: RunningServer) -> Non
     assert refused.json()["error"]["message"].endswith(
         "No worker is alive; `mlx-rq worker --model NAME` starts one."
     )
+    for model in ("org%2Fname", "default"):
+        refused = away.http.get(f"/v1/models/{model}")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["code"] == "model_unavailable"
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/chat/completions"])
