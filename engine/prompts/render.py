@@ -134,10 +134,9 @@ def _plain(message: Message) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": joined(message.content)}
     if isinstance(message, AssistantMessage):
-        if message.refusal and not plain["content"]:
-            plain["content"] = message.refusal
-        if reasoning := message.reasoning_content or message.reasoning:
-            plain["reasoning_content"] = reasoning
+        plain["content"] = message.said
+        if message.thought:
+            plain["reasoning_content"] = message.thought
         if message.calls:
             plain["tool_calls"] = [_plain_call(call) for call in message.calls]
     elif isinstance(message, ToolMessage | FunctionMessage):

@@ -1,7 +1,7 @@
 """The messages of a chat, as OpenAI's clients send them and as answers carry them back."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag
 
@@ -30,6 +30,28 @@ class RefusalPart(History):
         return self.refusal
 
 
+class ThinkingPart(History):
+    """What was thought before it was answered, as Anthropic's and Mistral's models write it."""
+
+    left_out = frozenset({"signature", "closed"})
+
+    type: Literal["thinking"]
+    thinking: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """Nothing of it is said."""
+        return ""
+
+
+class Spoken(History):
+    """What was said aloud."""
+
+    left_out = frozenset({"id", "data", "expires_at"})
+
+    transcript: str | None = None
+
+
 Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("array")],
     Discriminator(string_or_array),
@@ -39,7 +61,7 @@ Content = Annotated[
 AssistantContent = Annotated[
     Annotated[str, Tag("string")]
     | Annotated[
-        list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+        list[Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]],
         Field(min_length=1),
         Tag("array"),
     ],
@@ -104,7 +126,19 @@ class CustomToolCall(History):
         return FunctionCall(name=self.custom.name, arguments=self.custom.input)
 
 
-ToolCall = FunctionToolCall | CustomToolCall
+def _call_shape(value: Any) -> str:
+    """Names the form of a call; one of an unknown type is told of that as a function's."""
+    is_custom = isinstance(value, CustomToolCall) or (
+        isinstance(value, Mapping) and value.get("type") == "custom"
+    )
+    return "of a custom tool" if is_custom else "of a function"
+
+
+ToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag("of a function")]
+    | Annotated[CustomToolCall, Tag("of a custom tool")],
+    Discriminator(_call_shape),
+]
 
 
 class SystemMessage(History):
@@ -126,9 +160,11 @@ class UserMessage(History):
 class AssistantMessage(History):
     left_out = frozenset(
         {
-            *("annotations", "parsed", "cache_control"),
-            # OpenAI's stored completions; OpenRouter; Groq; litellm; vLLM.
+            # `prefix`: a last message of the assistant's is gone on with anyway.
+            *("annotations", "parsed", "cache_control", "prefix"),
+            # OpenAI's stored completions; OpenRouter; Groq; Gemini; Azure; litellm; vLLM.
             *("id", "content_parts", "reasoning_details", "images", "executed_tools"),
+            *("extra_content", "context", "end_turn"),
             *("provider_specific_fields", "thinking_blocks", "reasoning_items", "token_ids"),
         }
     )
@@ -137,12 +173,27 @@ class AssistantMessage(History):
     content: AssistantContent | None = None
     name: SpeakerName | None = None
     refusal: str | None = None
-    tool_calls: list[Annotated[ToolCall, Field(discriminator="type")]] | None = None
+    tool_calls: list[ToolCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    audio: None = None
+    thinking: str | None = None
+    audio: Spoken | None = None
     function_call: FunctionCall | None = None
     """What a tool call was before there could be several."""
+
+    @property
+    def said(self) -> str:
+        """What it said, in whichever way."""
+        spoken = self.audio and self.audio.transcript
+        return joined(self.content) or self.refusal or spoken or ""
+
+    @property
+    def thought(self) -> str:
+        """What it thought before, in whichever field a server has that."""
+        parts = self.content if isinstance(self.content, list) else []
+        thinking = (part.thinking for part in parts if isinstance(part, ThinkingPart))
+        in_parts = "\n\n".join(joined(one) for one in thinking)
+        return self.reasoning_content or self.reasoning or self.thinking or in_parts
 
     @property
     def calls(self) -> list[ToolCall]:

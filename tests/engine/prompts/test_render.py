@@ -92,6 +92,31 @@ def test_legacy_calls_of_functions_are_written_as_calls_of_tools() -> None:
     assert "tool: 4call_f" in tokenizer.decode(prompts[0][0])
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "x", "reasoning_content": "Hm."},
+        {"content": "x", "thinking": "Hm."},
+        {
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "text", "text": "x"},
+            ]
+        },
+        {"content": [{"type": "text", "text": "x"}], "reasoning": "Hm."},
+        {"content": None, "audio": {"id": "a", "transcript": "x"}, "reasoning": "Hm."},
+        {"content": "", "refusal": "x", "reasoning": "Hm."},
+    ],
+)
+def test_what_was_said_and_thought_is_written_wherever_it_was(message: dict[str, Any]) -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.reasoning_content }}>{{ m.content }}|{% endfor %}"
+    )
+    said = {"role": "assistant", **message}
+    (prompt,) = prompts_of(tokenizer, "chat", {"messages": [*HI, said, *HI]})
+    assert tokenizer.decode(prompt) == ">Hi|Hm.>x|>Hi|"
+
+
 TOO_HIGH = {
     "text": ("completion", {"prompt": "A <|image|>"}),
     "second text": ("completion", {"prompt": ["A", "A <|image|>"]}),

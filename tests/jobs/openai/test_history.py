@@ -188,6 +188,35 @@ def test_the_openai_clients_responses_may_be_sent_back(form: str) -> None:
             .message,
             {"role": "assistant", "tool_calls": [CALL, CUSTOM]},
         ),
+        (  # Mistral's
+            {
+                "role": "assistant",
+                "prefix": False,
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+                    {"type": "text", "text": "x"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+                    {"type": "text", "text": "x"},
+                ],
+            },
+        ),
+        (  # of OpenAI's models that speak
+            {
+                "role": "assistant",
+                "content": None,
+                "audio": {"id": "a", "data": "…", "expires_at": 1, "transcript": "x"},
+            },
+            {"role": "assistant", "audio": {"transcript": "x"}},
+        ),
+        (  # Gemini's, Azure's
+            {"role": "assistant", "content": "x", "extra_content": {}, "context": {}},
+            {"role": "assistant", "content": "x"},
+        ),
         (
             {"role": "function", "name": "f", "content": "4"},
             {"role": "function", "name": "f", "content": "4"},

@@ -541,7 +541,20 @@ class TestMessages:
                 "invalid_value",
                 "messages[0].tool_calls[0].type",
                 "Invalid value: 'mcp' at 'messages[0].tool_calls[0].type'. "
-                "Supported values are: 'function', 'custom'.",
+                "Supported values are: 'function'.",
+            ),
+            (
+                [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+                        ],
+                    }
+                ],
+                "missing_required_parameter",
+                "messages[0].tool_calls[0].id",
+                "Missing required parameter: 'messages[0].tool_calls[0].id'.",
             ),
             (
                 [
