@@ -7,7 +7,6 @@ Nothing here needs MLX when it is imported; commands that do import it when they
 """
 
 import errno
-import json
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ from mlx_rq.jobs.openai.errors import (
     ResultTimeout,
     error_object,
 )
+from mlx_rq.jobs.openai.json_line import json_line
 from mlx_rq.jobs.openai.sizes import max_body_bytes
 from mlx_rq.worker.cli import (
     backup,
@@ -108,7 +108,7 @@ def _print_error(error: Exception, *, as_json: bool) -> None:
     words = _words(error)
     details = getattr(error, "error", None) or error_object(words, code=None)
     if as_json:
-        click.echo(json.dumps({"error": details}, ensure_ascii=False))
+        click.echo(json_line({"error": details}))
     elif isinstance(error, JobFailed):
         click.echo(f"Error: {words} [{details.get('code')}]", err=True)
     else:

@@ -207,6 +207,11 @@ class TestSubmit:
         }
         assert result.stderr == ""
 
+    def test_with_json_an_error_is_one_line_for_all_readers(self, run: Run) -> None:
+        result = run("submit", "Hi", "-p", "top\u2028p=7", "--json")
+        (line,) = result.stdout.splitlines()
+        assert json.loads(line)["error"]["param"] == "top\u2028p"
+
     def test_with_json_from_the_environment_an_error_is_an_object_too(self, run: Run) -> None:
         result = run("submit", "Hi", "-p", "top_p=7", MLX_RQ_JSON="1")
         assert json.loads(result.stdout)["error"]["param"] == "top_p"
