@@ -5,6 +5,7 @@ folded as the model's users do: system text goes in front of the first user turn
 turns of one role are joined.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,14 +13,32 @@ from typing import Any
 
 def forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
     """Yields the forms in which a template may take a conversation, the usual one first."""
-    folded = _folded(messages)
-    for conversation in (messages, folded):
+    conversations = [messages, _folded(messages)]
+    calls = any(message.get("tool_calls") for message in messages)
+    if calls:
+        # Mistral's know no other ids than their own.
+        conversations += [[_with_short_ids(message) for message in one] for one in conversations]
+    for conversation in conversations:
         yield conversation
-        if any(message.get("tool_calls") for message in messages):
+        if calls:
             # Some parse the arguments themselves: that of DeepSeek V3.2 in mlx-lm. Others go
             # through them by name, and find none in a custom tool's text.
             yield [_with_arguments(_as_text, message) for message in conversation]
             yield [_with_arguments(_as_object, message) for message in conversation]
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    if "tool_calls" in message:
+        calls = [{**call, "id": _short_id(call["id"])} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    return message
+
+
+def _short_id(call_id: str) -> str:
+    """Makes nine letters and digits of an id, always the same."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _with_arguments(form: Callable[[Any], Any], message: dict[str, Any]) -> dict[str, Any]:

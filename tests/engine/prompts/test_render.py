@@ -92,6 +92,27 @@ def test_legacy_calls_of_functions_are_written_as_calls_of_tools() -> None:
     assert "tool: 4call_f" in tokenizer.decode(prompts[0][0])
 
 
+def test_ids_of_calls_are_as_short_as_the_template_wants_them() -> None:
+    """As Mistral's, which refuses all that are not nine characters long."""
+    tokenizer = with_template(
+        "{% for m in messages %}"
+        "{% set ids = [m.tool_call_id] if m.tool_call_id else m.tool_calls or [] %}"
+        "{% for id in ids %}{% set id = id.id or id %}"
+        "{% if id | length != 9 %}{{ raise_exception('nine!') }}{% endif %}{{ id }} {% endfor %}"
+        "{% endfor %}"
+    )
+    calls = [
+        {"id": f"call_{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for n in "ab"
+    ]
+    results = [{"role": "tool", "tool_call_id": f"call_{n}", "content": "4"} for n in "ba"]
+    messages = [*HI, {"role": "assistant", "tool_calls": calls}, *results]
+    (prompt,) = prompts_of(tokenizer, "chat", {"messages": messages})
+    a, b, *answered = tokenizer.decode(prompt).split()
+    assert answered == [b, a]
+    assert a != b
+
+
 @pytest.mark.parametrize(
     "message",
     [
