@@ -110,7 +110,8 @@ def bad_line(
 ) -> Line:
     """Makes the line of something that is no request; `raw` tells it from other bad lines."""
     fingerprint = digest(b"%d:%s:%s" % (number, str(fault).encode(), raw))
-    return Line(number, custom_id, "", {}, b"", fingerprint, row or {"custom_id": custom_id}, fault)
+    row = {"custom_id": custom_id} if row is None else row
+    return Line(number, custom_id, "", {}, b"", fingerprint, row, fault)
 
 
 def digest(data: bytes) -> bytes:

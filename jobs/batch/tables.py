@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ from mlx_rq.jobs.openai.validation import short
 
 _FIELD_BYTES = 32 * 1024 * 1024
 ROW_URL = "/v1/chat/completions"
+
+_NANOSECONDS = re.compile(r"'ns'|\bTime\b")
+"""In the names of polars' types that count them; a `Time` always does."""
 
 
 def open_table(path: Path, name: str, suffix: str, delimiter: str | None = None) -> "Table":
@@ -214,7 +218,7 @@ def iterate_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
     generators, Hugging Face datasets) is iterated. Raises RequestError where columns share a name.
     """
     if hasattr(rows, "iter_rows"):  # polars
-        return iter(rows.iter_rows(named=True))
+        return _polars_rows(rows)
     if hasattr(rows, "to_pylist") and hasattr(rows, "to_batches"):  # pyarrow
         check_names(rows.schema.names, "'rows': the schema")
         return (row for batch in rows.to_batches() for row in python_rows(batch))
@@ -225,7 +229,29 @@ def iterate_rows(rows: Any) -> Iterator[Mapping[str, Any]]:
         raise TypeError(
             f"rows: expected an iterable of mappings or a table, but got a {type(rows).__name__}"
         )
-    return iter(rows)
+    return _mappings(rows)
+
+
+def _mappings(rows: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise TypeError(f"rows: expected mappings, but row {number} is a {type(row).__name__}")
+        yield row
+
+
+def _polars_rows(frame: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the rows of a polars frame, which would cut nanoseconds off."""
+    fine = {name for name, kind in frame.schema.items() if _NANOSECONDS.search(str(kind))}
+    if not fine:
+        yield from frame.iter_rows(named=True)
+        return
+    needs_pyarrow("pyarrow", "A polars frame with nanoseconds")
+    columns = [
+        python_values(frame[name].to_arrow()) if name in fine else frame[name].to_list()
+        for name in frame.columns
+    ]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(frame.columns, values, strict=True))
 
 
 def _pandas_rows(frame: Any) -> Iterator[dict[Any, Any]]:

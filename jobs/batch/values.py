@@ -35,8 +35,8 @@ def plain_text(value: Any, binary: Binary) -> str:
             return binary(value)
         case bool() | list() | tuple() | dict():
             return json_of(value, binary)
-        case _ if getattr(value, "ndim", 0):  # an array of numpy's, as pandas has them in cells
-            return json_of(value.tolist(), binary)
+        case _ if (python := _of_numpy(value)) is not value:
+            return plain_text(python, binary)
         case _:
             return str(value)
 
@@ -45,6 +45,16 @@ def json_of(value: Any, binary: Binary) -> str:
     """Writes a value as JSON; what JSON has nothing for, a date for example, as a string."""
 
     def plain(other: Any) -> Any:
-        return other.tolist() if getattr(other, "ndim", 0) else plain_text(other, binary)
+        python = _of_numpy(other)
+        return plain_text(other, binary) if python is other else python
 
     return json.dumps(value, ensure_ascii=False, default=plain)
+
+
+def _of_numpy(value: Any) -> Any:
+    """Gives arrays, numbers and truths of numpy's, as pandas has them in cells, as Python's."""
+    kind = getattr(value, "dtype", None)
+    is_exact = getattr(kind, "kind", "") in tuple("biuf") and getattr(kind, "itemsize", 0) in range(
+        1, 9
+    )
+    return value.tolist() if getattr(value, "ndim", 0) or is_exact else value

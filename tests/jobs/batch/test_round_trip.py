@@ -285,6 +285,27 @@ def test_arrays_in_frames_are_told_as_lists() -> None:
     assert told == ["[1, 2]", '{"b": ["x"]}']
 
 
+def test_numbers_of_numpy_are_told_as_numbers() -> None:
+    cells = [numpy.bool_(True), [numpy.int64(1), numpy.float64(0.5), numpy.bool_(False)]]
+    frame = pandas.DataFrame({"a": [*cells, numpy.datetime64("2024-01-02T03:04:05.000000001")]})
+    told = [plain_text(row["a"], utf8_or_base64) for row in iterate_rows(frame)]
+    assert told == ["true", "[1, 0.5, false]", "2024-01-02T03:04:05.000000001"]
+
+
+def test_nanoseconds_of_polars_are_told_as_they_are() -> None:
+    table = pa.table(
+        {
+            "n": [1, 2],
+            "when": pa.array([10**18 + 1, None], pa.timestamp("ns")),
+            "parts": pa.array([[1000], [1]], pa.list_(pa.duration("ns"))),
+            "time": pa.array([1, 1000], pa.time64("ns")),
+        }
+    )
+    rows = list(iterate_rows(polars.from_arrow(table)))
+    assert rows == list(iterate_rows(table))
+    assert [row["when"] for row in rows] == ["2001-09-09 01:46:40.000000001", None]
+
+
 def test_numbers_of_pandas_are_told_as_they_are() -> None:
     frame = pandas.DataFrame(
         {"n": [1, None], "l": [[1], None], "c": pandas.Categorical(["x", "y"])}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -143,6 +144,11 @@ class TestJsonLines:
             "'--prompt' names 'a', which the row does not have. It has none.",
         ]
 
+    def test_what_is_no_row_brings_no_columns(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"a": 1}\nnot json\n{}\n')
+        assert [line.row for line in templated(path, "{a}")] == [{"a": 1}, {}, {}]
+
     def test_half_of_a_surrogate_pair_anywhere_is_an_error_of_its_row(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         rows = [
@@ -267,14 +273,6 @@ class TestTheNameOfARow:
         assert all(line.fault is not None for line in lines[2:])
 
 
-class Polars:
-    """As much of a polars frame as matters."""
-
-    def iter_rows(self, *, named: bool) -> Any:
-        assert named
-        return iter([{"a": 1}, {"a": 2}])
-
-
 class Pandas(pandas.DataFrame):
     """A frame; iterated, it gives the names of its columns."""
 
@@ -298,7 +296,7 @@ class TestTablesInMemory:
         [
             [{"a": 1}, {"a": 2}],
             ({"a": number} for number in (1, 2)),
-            Polars(),
+            polars.DataFrame({"a": [1, 2]}),
             Pandas({"a": [1, 2]}),
             pandas.DataFrame({"a": [1, 2]}, dtype="int64[pyarrow]"),
             HuggingFace(),
@@ -325,3 +323,9 @@ class TestTablesInMemory:
     def test_what_has_no_rows_is_refused(self, rows: Any) -> None:
         with pytest.raises(TypeError, match="expected an iterable of mappings"):
             iterate_rows(rows)
+
+    def test_a_row_that_is_no_mapping_is_named(self) -> None:
+        rows = iterate_rows([{"a": 1}, "b"])
+        assert next(rows) == {"a": 1}
+        with pytest.raises(TypeError, match="expected mappings, but row 2 is a str"):
+            next(rows)
