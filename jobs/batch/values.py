@@ -54,7 +54,6 @@ def json_of(value: Any, binary: Binary) -> str:
 def _of_numpy(value: Any) -> Any:
     """Gives arrays, numbers and truths of numpy's, as pandas has them in cells, as Python's."""
     kind = getattr(value, "dtype", None)
-    is_exact = getattr(kind, "kind", "") in tuple("biuf") and getattr(kind, "itemsize", 0) in range(
-        1, 9
-    )
+    is_number = getattr(kind, "kind", None) in ("b", "i", "u", "f")
+    is_exact = is_number and getattr(kind, "itemsize", None) in (1, 2, 4, 8)
     return value.tolist() if getattr(value, "ndim", 0) or is_exact else value
