@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from batch_helpers import answered, echo
 from fakes import FakeEngine, RunningWorker
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import mlx_rq
@@ -125,7 +125,10 @@ def test_parquet_columns_come_out_of_parquet_as_they_went_in(
     table: pa.Table, tmp_path: Path
 ) -> None:
     source, target = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    pq.write_table(table, source)
+    try:
+        pq.write_table(table, source)
+    except pa.ArrowNotImplementedError:  # a few nestings of views, which no such file can hold
+        reject()
     rows = run(source, target, tmp_path / "out.csv")
     stored, written = pq.read_table(source), pq.read_table(target)
     assert written.select(table.column_names).equals(stored)
