@@ -1,7 +1,7 @@
 """Every error of the server in OpenAI's shape, whoever raised it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +23,7 @@ from mlx_rq.jobs.openai.errors import (
     error_object,
     http_status,
 )
+from mlx_rq.jobs.openai.requests import ANY_MODEL, is_any
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -30,6 +31,8 @@ NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 """Keeps OpenAI's client from sending a request again by itself."""
 
 RETRY_SECONDS = 5
+
+_START = "`mlx-rq worker --model NAME` starts one"
 
 
 class ApiError(Exception):
@@ -54,6 +57,34 @@ class ApiError(Exception):
 def not_found(what: str, identity: str) -> ApiError:
     """Makes the error for an id that names nothing, as in `No such File object: file-x`."""
     return ApiError(404, f"No such {what} object: {identity}", code=None, param="id")
+
+
+def never_known(model: str, served: Set[str], gone: Set[str]) -> ApiError:
+    """Makes the error for a model that nobody has heard of; it tells which there are."""
+    here, named = (sorted(name for name in names if not is_any(name)) for names in (served, gone))
+    there = f"Served now: {', '.join(here)}." if here else f"No worker is alive; {_START}."
+    if named:
+        there += f" Away at the moment: {', '.join(named)}."
+    return ApiError(
+        404,
+        f"The model {model!r} does not exist here: no live worker serves it. {there}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def away(model: str) -> ApiError:
+    """Makes the error for a model that is not served at the moment, but was or will be."""
+    which = "No worker is alive" if model == ANY_MODEL else f"No live worker serves {model!r}"
+    return ApiError(
+        503,
+        f"{which} at the moment; {_START}. Try again soon, or send work that does not wait: "
+        "a batch, a background response or POST /v1/jobs.",
+        code="model_unavailable",
+        param="model",
+        type="server_error",
+        headers={"retry-after": str(RETRY_SECONDS)},
+    )
 
 
 def error_response(

@@ -7,8 +7,9 @@ an endpoint waits (`long_poll.py`) or whose id it answers with.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -16,7 +17,7 @@ from redis import Redis
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.batch_runner import BatchRunner
-from mlx_rq.api_stub.errors import RETRY_SECONDS, ApiError
+from mlx_rq.api_stub.errors import ApiError, away, never_known
 from mlx_rq.api_stub.file_store import FileStore, lock_folder
 from mlx_rq.api_stub.metrics import Requests
 from mlx_rq.api_stub.middleware import CLIENT
@@ -29,7 +30,7 @@ from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.submit import send
 from mlx_rq.jobs.openai.errors import JobNotFound, RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
-from mlx_rq.jobs.openai.requests import ANY_MODEL, asked_model, is_any
+from mlx_rq.jobs.openai.requests import ANY_MODEL, asked_model
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
@@ -117,7 +118,12 @@ class Service:
         if all(name is None or _is_text(name) for name in names):  # else submit says what is wrong
             with reachable(self.connection):
                 model = asked_model(*names)
-                self.check_served(model, waits=waits)
+                try:
+                    self.check_served(model, waits=waits)
+                except ApiError as error:
+                    if error.status == HTTPStatus.SERVICE_UNAVAILABLE and wanted is None:
+                        validate(kind, body)  # what is wrong is not to come again
+                    raise
                 self._room.check(self.connection, model)
         with self._quota.place(self.connection, options.owner or ANYONE) as place:
             prepared = prepare(body, request=wanted or validate(kind, body))
@@ -261,37 +267,6 @@ TheService = Annotated[Service, Depends(get_service)]
 TheClient = Annotated[str | None, Depends(_get_client)]
 TheFiles = Annotated[FileStore, Depends(_get_files)]
 TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
-
-
-_START = "`mlx-rq worker --model NAME` starts one"
-
-
-def never_known(model: str, served: Set[str], gone: Set[str]) -> ApiError:
-    """Makes the error for a model that nobody has heard of; it tells which there are."""
-    here, named = (sorted(name for name in names if not is_any(name)) for names in (served, gone))
-    there = f"Served now: {', '.join(here)}." if here else f"No worker is alive; {_START}."
-    if named:
-        there += f" Away at the moment: {', '.join(named)}."
-    return ApiError(
-        404,
-        f"The model {model!r} does not exist here: no live worker serves it. {there}",
-        code="model_not_found",
-        param="model",
-    )
-
-
-def away(model: str) -> ApiError:
-    """Makes the error for a model that is not served at the moment, but was or will be."""
-    which = "No worker is alive" if model == ANY_MODEL else f"No live worker serves {model!r}"
-    return ApiError(
-        503,
-        f"{which} at the moment; {_START}. Try again soon, or send work that does not wait: "
-        "a batch, a background response or POST /v1/jobs.",
-        code="model_unavailable",
-        param="model",
-        type="server_error",
-        headers={"retry-after": str(RETRY_SECONDS)},
-    )
 
 
 def _is_text(value: Any) -> bool:

@@ -8,9 +8,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.answers import Health, Model, Models
+from mlx_rq.api_stub.errors import away, never_known
 from mlx_rq.api_stub.metrics import exposition
 from mlx_rq.api_stub.openapi import REFUSED, answers
-from mlx_rq.api_stub.service import Service, TheService, away, never_known
+from mlx_rq.api_stub.service import Service, TheService
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.openai.requests import is_any
 from mlx_rq.jobs.queue import reading

@@ -60,6 +60,16 @@ def test_what_waits_is_told_to_come_again(away: RunningServer) -> None:
         away.client().chat.completions.create(model="default", messages=HELLO)
 
 
+def test_what_is_wrong_is_not_told_to_come_again(away: RunningServer) -> None:
+    for path, body, param in (
+        ("/v1/chat/completions", {"messages": HELLO, "functions": [{"name": "f"}]}, "functions"),
+        ("/v1/completions", {"prompt": "x", "temperature": 9}, "temperature"),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ):
+        refused = _post(away, path, model="org/name", **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 def test_model_that_is_asked_for_while_none_is_alive(away: RunningServer) -> None:
     refused = away.http.get("/v1/models/other")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
