@@ -6,7 +6,8 @@
 --
 -- With an execution id this is a worker's commit; without one it is a cancellation.
 -- Returns {'ended', worker, execution, ...} with everyone who held a lease on the job,
--- {'lost'} where the worker's lease was taken away, or {the status} of a job that had ended.
+-- {'lost'} where the worker's lease was taken away, {the status} of a job that had ended, {'missing'}
+-- where there is no such job, or {'evicted'} where only its lease is left.
 
 local job, result, rq_results, wip, registry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local queue, executions, completions, worker = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
@@ -16,7 +17,15 @@ local FIRST_RESULT_FIELD = 3
 
 local record = attempt('HMGET', job, 'status', 'worker_name', 'meta')
 local status = record and record[1]
-if not status then return {'missing'} end
+-- Whoever deletes a job ends its lease first.
+local function is_evicted()
+  local composite = given.job_id .. ':' .. (given.execution_id or '')
+  if (attempt('ZREM', wip, composite) or 0) == 0 then return false end
+  redis.call('DEL', executions, given.execution_prefix .. composite)
+  return true
+end
+
+if not status then return {is_evicted() and 'evicted' or 'missing'} end
 local ending = ending_of(result)
 if is_settled(status) or ending then return {is_settled(status) and status or ending} end
 -- The registry may have been something else meanwhile, and is made anew without what it held; then

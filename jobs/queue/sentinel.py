@@ -17,10 +17,13 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.client import Pipeline as AsyncPipeline
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.connection import parse_url
 from redis.exceptions import BusyLoadingError, ConnectionError, TimeoutError
+from redis.retry import Retry
 from redis.sentinel import (
     MasterNotFoundError,
     Sentinel,
@@ -91,7 +94,8 @@ def _address(text: str) -> tuple[str, int]:
 def sentinel_client(url: str, *, patient: bool, **settings: Any) -> Redis:
     """Makes a client of the primary. A `patient` one waits for a failover to end, others fail."""
     said = SentinelUrl.parse(url)
-    sentinel = Sentinel(said.sentinels, sentinel_kwargs=_sentinel_options(said))
+    retry = Retry(NoBackoff(), 0)
+    sentinel = Sentinel(said.sentinels, sentinel_kwargs=_sentinel_options(said, retry=retry))
     client: Redis = sentinel.master_for(
         said.service,
         redis_class=_PatientRedis if patient else Redis,
@@ -104,7 +108,8 @@ def sentinel_client(url: str, *, patient: bool, **settings: Any) -> Redis:
 def async_sentinel_client(url: str, **settings: Any) -> AsyncRedis:
     """Makes a client that waits for a failover to end. For reads only: each may be sent again."""
     said = SentinelUrl.parse(url)
-    sentinel = AsyncSentinel(said.sentinels, sentinel_kwargs=_sentinel_options(said))
+    retry = AsyncRetry(NoBackoff(), 0)
+    sentinel = AsyncSentinel(said.sentinels, sentinel_kwargs=_sentinel_options(said, retry=retry))
     client: AsyncRedis = sentinel.master_for(
         said.service, redis_class=_PatientAsyncRedis, **{**settings, **said.options}
     )
@@ -121,9 +126,10 @@ def sentinel_address(pool: SentinelConnectionPool) -> str:
     return f"{SCHEME}://{','.join(sorted(hosts))}/{pool.service_name}/{database}"
 
 
-def _sentinel_options(said: SentinelUrl) -> dict[str, Any]:
+def _sentinel_options(said: SentinelUrl, *, retry: Any) -> dict[str, Any]:
+    """Says how Sentinels are asked. The `retry` is none: redis-py's own takes eight seconds."""
     seconds = {"socket_timeout": _SENTINEL_SECONDS, "socket_connect_timeout": _SENTINEL_SECONDS}
-    return {**seconds, **said.sentinel_login}
+    return {**seconds, **said.sentinel_login, "retry": retry}
 
 
 def _until_done(action: Callable[[], T], may_repeat: Callable[[Exception], bool]) -> T:

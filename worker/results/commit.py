@@ -26,13 +26,14 @@ class Committed(NamedTuple):
     """What became of answers: how many ended their jobs, and which did not.
 
     `refused` have to be sent again, `discarded` came too late, and Redis knows no job for
-    `unknown`.
+    `unknown`, nor for `evicted`, which nobody has deleted.
     """
 
     ended: int
     refused: list[Finished]
     discarded: list[Finished]
     unknown: list[Finished]
+    evicted: list[Finished]
 
 
 def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
@@ -49,7 +50,7 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
                 logger.error("job %s: its answer cannot be written: %s", job.id, error)
                 _end(pipe, connection, job, no_answer(job.id).result)
         replies = pipe.execute(raise_on_error=False)
-    committed = Committed(0, [], [], [])
+    committed = Committed(0, [], [], [], [])
     for (job, outcome), reply in zip(finished, replies, strict=True):
         if isinstance(reply, ResponseError):
             logger.error("job %s: Redis did not take the answer: %s", job.id, reply)
@@ -60,6 +61,8 @@ def commit(connection: Redis, finished: Sequence[Finished]) -> Committed:
             committed = committed._replace(ended=committed.ended + 1)
         elif reply[0] == b"missing":
             committed.unknown.append((job, outcome))
+        elif reply[0] == b"evicted":
+            committed.evicted.append((job, outcome))
         else:
             logger.info("job %s: answer discarded (%s)", job.id, reply[0].decode())
             committed.discarded.append((job, outcome))

@@ -58,18 +58,23 @@ class Outbox:
         self._waiting = committed.refused
         self._spool.keep(committed.refused)
         for job, outcome in committed.unknown:
-            self._not_placed(job, outcome)
+            if self._was_lost(job):
+                self._set_aside(job, outcome)
+            else:
+                logger.info("job %s: answer discarded (the job was deleted)", job.id)
+        for job, outcome in committed.evicted:
+            self._set_aside(job, outcome)
         self.ended += committed.ended
-        self.discarded += len(committed.discarded) + len(committed.unknown)
+        self.discarded += sum(
+            map(len, (committed.discarded, committed.unknown, committed.evicted))
+        )
         refused = {id(job) for job, _ in committed.refused}
         done = [job for job, _ in finished if id(job) not in refused]
         self._spool.drop(job.id for job in done)
         return done
 
-    def _not_placed(self, job: ClaimedJob, outcome: Outcome) -> None:
-        if not self._was_lost(job):
-            logger.info("job %s: answer discarded (the job was deleted)", job.id)
-        elif (path := self._spool.set_aside(job, outcome)) is not None:
+    def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
+        if (path := self._spool.set_aside(job, outcome)) is not None:
             logger.error("job %s: Redis has lost it; its answer is in %s", job.id, path)
         else:
             logger.error("job %s: Redis has lost it, and its answer with it", job.id)

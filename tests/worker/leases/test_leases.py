@@ -343,26 +343,29 @@ class TestWhoseAnswerCounts:
         assert sorted(queued) == sorted([job.id, kept.id])
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("how", ["deleted", "flushed", "evicted"])
 def test_a_job_that_was_deleted_is_told_from_one_that_redis_has_lost(
     start_worker: StartWorker,
     connection: Redis,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    lost: bool,
+    how: str,
 ) -> None:
+    lost = how != "deleted"
     caplog.set_level("INFO")
     worker = start_worker(FakeEngine(hold=True), spool=tmp_path)
     job = submit(messages=HI)
     worker.engine.wait_for_tasks(1)
     # given a clock that was set back since: it has no say
     worker.worker.birth_date = datetime.now(UTC) + timedelta(hours=1)
-    if lost:
+    if how == "flushed":
         connection.flushall()
         worker.worker._leases.renew()
         assert "Redis lost its data" in caplog.text
-    else:
+    elif how == "evicted":
         connection.delete(RQJob.key_for(job.id))
+    else:
+        job.delete()
 
     worker.engine.release()
 
@@ -370,6 +373,7 @@ def test_a_job_that_was_deleted_is_told_from_one_that_redis_has_lost(
     assert (f"job {job.id}: Redis has lost it; its answer is in" in caplog.text) is lost
     assert (f"job {job.id}: answer discarded (the job was deleted)" in caplog.text) is not lost
     assert (tmp_path / "unplaced" / f"{job.id}.json").exists() is lost
+    assert connection.keys("rq:wip:*") + connection.keys("rq:execution*") == []
 
 
 def test_everything_about_a_lease_can_be_said_in_json(holder: RunningWorker) -> None:

@@ -1,0 +1,121 @@
+"""A Redis that throws away what was used least when its memory is full, under jobs in all states.
+
+Its memory is made smaller again and again, for a moment, while jobs wait, run and have ended. What
+is gone has to be told: of a job that was answered, by the worker that could not place the answer,
+or to whoever asks for it; of one that waited, by the count in `status`.
+"""
+
+import random
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from harness import Server
+from redis import Redis
+
+from breaking.ledger import Asked, Ledger
+from breaking.workers import Workers
+from mlx_rq import JobNotFound, fetch, submit_many
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import lost_from, our_queues
+from mlx_rq.worker.results.spool import UNPLACED
+
+SQUEEZES, EVERY, SHARE = 8, 0.7, 0.06
+"""How often, seconds in between, and the part of all keys that has no room then."""
+QUEUE = keys.queue_name("default", "default")
+PATIENCE = 120.0
+STUCK = 20.0
+"""Seconds without any end, after which it is over: what has none by then, gets none."""
+
+
+def evict(folder: Path, jobs: int, seed: int, pace: float, logs: Path) -> Any:
+    """Runs it; gives what was done, what became of jobs, what was wrong, and more figures."""
+    (folder / "valkey").mkdir(parents=True)
+    server = Server(folder / "valkey", append_only=False)
+    server.start()
+    chance, done = random.Random(f"evict {seed}"), Counter[str]()
+    with closing(server), closing(Workers(folder, server.url, pace)) as workers:
+        with Redis.from_url(server.url) as connection:
+            connection.config_set("maxmemory-policy", "allkeys-lru")
+            bodies = [{"prompt": f"slow {chance.randrange(2, 8)} | {'x' * 2000}"}] * jobs
+            made = submit_many(bodies, max_attempts=100, redis_url=server.url)
+            ledger = Ledger.of([Asked(job, "answer", 100) for job in made], seed)
+            workers.start("0")
+            _squeeze_until_all_ended(connection, ledger, done)
+            workers.end(ledger.asked)
+            began = Counter(found[2] for found in workers.said(r"began (\w+)"))
+            told = _Told(workers, server.url, ledger)
+            found, faults = ledger.reckon(connection, began, told.of)
+            lost = sum(one.jobs for one in lost_from(connection, our_queues(connection)))
+            # Jobs that waited are told by their number.
+            untold = max(0, len(told.waited) - lost)
+            found["lost and told"] -= untold
+            found["lost and not told"] += untold
+            if untold:
+                faults.append(f"lost and not told: {untold} of {sorted(told.waited)}")
+            evicted = connection.info("stats")["evicted_keys"]
+        if faults:
+            workers.keep_log(logs)
+    figures = {"evicted_keys": evicted, "lost_as_counted": lost, "lost_waiting": len(told.waited)}
+    return done, found, faults, figures
+
+
+def _squeeze_until_all_ended(connection: Redis, ledger: Ledger, done: Counter[str]) -> None:
+    """Evicts now and then, until each job has an end or is gone, and no worker has any."""
+    queue, registry = f"rq:queue:{QUEUE}", f"rq:wip:{QUEUE}"
+    now = time.monotonic()
+    changed, over, squeeze_at, last = now, now + PATIENCE, now + 1.0, 0
+    while (now := time.monotonic()) < min(over, changed + STUCK):
+        ledger.look(connection)
+        left = connection.llen(queue) + connection.zcard(registry) + len(ledger.open)
+        if done["evict"] == SQUEEZES and left == 0:
+            break
+        if left != last:
+            last, changed = left, now
+        if done["evict"] < SQUEEZES and now >= squeeze_at:
+            squeeze_at += EVERY
+            _squeeze(connection)
+            done["evict"] += 1
+        time.sleep(0.1)
+
+
+def _squeeze(connection: Redis) -> None:
+    """Lets it evict some keys, a few at a time: each look takes memory of its own."""
+    most = int(connection.dbsize() * SHARE)
+    before = connection.info("stats")["evicted_keys"]
+    while connection.info("stats")["evicted_keys"] < before + most:
+        connection.config_set("maxmemory", connection.info("memory")["used_memory"] - 1000)
+        connection.config_set("maxmemory", 0)
+
+
+class _Told:
+    """Whether the loss of a job was told; of those that waited it is their number that counts."""
+
+    def __init__(self, workers: Workers, url: str, ledger: Ledger) -> None:
+        self._url = url
+        self._answered = workers.heard(r"answered (\w+)")
+        self._named = workers.heard(r"log job (\w+): Redis has lost it; its answer is in")
+        self._kept = {path.stem for path in (workers.spool("0") / UNPLACED).glob("*.json")}
+        self._ended = set(ledger.told)
+        self.waited: set[str] = set()
+
+    def of(self, job_id: str) -> bool:
+        if not self._is_told_to_who_asks(job_id):
+            return False
+        if job_id in self._ended:
+            return True  # it was answered: what was lost is its result, or its record
+        if job_id in self._answered:
+            return job_id in self._named & self._kept
+        self.waited.add(job_id)
+        return True
+
+    def _is_told_to_who_asks(self, job_id: str) -> bool:
+        try:
+            fetch(job_id, redis_url=self._url).result(0)
+        except JobNotFound:
+            return True
+        except Exception as error:
+            return "has no answer" in str(error)
+        return False

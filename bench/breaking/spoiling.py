@@ -1,0 +1,42 @@
+"""Puts odd values into the keys and fields that there are while jobs live."""
+
+import random
+import re
+
+from odd_values import BYTES, TYPES
+from redis import Redis
+
+from mlx_rq.jobs.queue import keys
+
+_JOB_ID = re.compile("[0-9a-f]{32}")
+_SPARED = (keys.DATA_SET, keys.IN_FLIGHT)
+_SEARCHED = 4000
+
+
+def spoil(connection: Redis, chance: random.Random) -> set[str]:
+    """Overwrites one key, or one field of one; returns the ids of the jobs that this is about.
+
+    Not by what a loss of data is told, nor what a worker has in flight: where nobody can know that,
+    a death counts for all that it had.
+    """
+    # One key of each kind: else those of jobs would be nearly all that is ever hit.
+    kinds: dict[str, list[str]] = {}
+    for number, key in enumerate(connection.scan_iter("*", count=1000)):
+        name = key.decode()
+        kinds.setdefault(_JOB_ID.sub("id", name), []).append(name)
+        if number == _SEARCHED:
+            break
+    kind = chance.choice(sorted(kind for kind in kinds if not kind.startswith(_SPARED)))
+    key = chance.choice(sorted(kinds[kind]))
+    about = set(_JOB_ID.findall(key)[:1])
+    if connection.type(key) == b"hash" and chance.random() < 0.7:
+        field = chance.choice(sorted(connection.hkeys(key)))
+        connection.hset(key, field, BYTES[chance.choice(sorted(BYTES))])
+        return about
+    connection.delete(key)
+    odd = chance.choice(sorted([*BYTES, *TYPES]))
+    if odd in BYTES:
+        connection.set(key, BYTES[odd])
+    else:
+        TYPES[odd](connection, key)
+    return about
