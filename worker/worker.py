@@ -272,8 +272,6 @@ class MLXWorker(RQRegistration):
         paused = self._pause.reason is not None
         self._stats.idle()
         self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)
-        if lost := self.claims.newly_lost():
-            logger.error("%d jobs were gone from Redis when their turn came", lost)
         if self._intake.open:
             self.claims.say_idle(IDLE_SECONDS, self._changes.able)
         self.claims.wait(IDLE_SECONDS, () if paused else self._changes.awaited)

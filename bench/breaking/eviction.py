@@ -1,8 +1,8 @@
 """A Redis that throws away what was used least when its memory is full, under jobs in all states.
 
 Its memory is made smaller again and again, for a moment, while jobs wait, run and have ended. What
-is gone has to be told: of a job that was answered, by the worker that could not place the answer,
-or to whoever asks for it; of one that waited, by the count in `status`.
+is gone has to be told by its id: to whoever asks for it, and by the worker that could not place the
+answer, or whose turn it was to claim it.
 """
 
 import random
@@ -19,7 +19,6 @@ from breaking.ledger import Asked, Ledger
 from breaking.workers import Workers
 from mlx_rq import JobNotFound, fetch, submit_many
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.backlog import lost_from, our_queues
 from mlx_rq.worker.results.spool import UNPLACED
 
 SQUEEZES, EVERY, SHARE = 8, 0.7, 0.06
@@ -48,18 +47,10 @@ def evict(folder: Path, jobs: int, seed: int, pace: float, logs: Path) -> Any:
             began = Counter(found[2] for found in workers.said(r"began (\w+)"))
             told = _Told(workers, server.url, ledger)
             found, faults = ledger.reckon(connection, began, told.of)
-            lost = sum(one.jobs for one in lost_from(connection, our_queues(connection)))
-            # Jobs that waited are told by their number.
-            untold = max(0, len(told.waited) - lost)
-            found["lost and told"] -= untold
-            found["lost and not told"] += untold
-            if untold:
-                faults.append(f"lost and not told: {untold} of {sorted(told.waited)}")
             evicted = connection.info("stats")["evicted_keys"]
         if faults:
             workers.keep_log(logs)
-    figures = {"evicted_keys": evicted, "lost_as_counted": lost, "lost_waiting": len(told.waited)}
-    return done, found, faults, figures
+    return done, found, faults, {"evicted_keys": evicted, **told.figures}
 
 
 def _squeeze_until_all_ended(connection: Redis, ledger: Ledger, done: Counter[str]) -> None:
@@ -91,25 +82,34 @@ def _squeeze(connection: Redis) -> None:
 
 
 class _Told:
-    """Whether the loss of a job was told; of those that waited it is their number that counts."""
+    """Whether the loss of a job was told."""
 
     def __init__(self, workers: Workers, url: str, ledger: Ledger) -> None:
         self._url = url
         self._answered = workers.heard(r"answered (\w+)")
+        self._gone = {
+            job_id
+            for said in workers.said(
+                r"log \d+ jobs were gone from Redis when their turn came: (.*)"
+            )
+            for job_id in said[2].split(", ")
+        }
         self._named = workers.heard(r"log job (\w+): Redis has lost it; its answer is in")
         self._kept = {path.stem for path in (workers.spool("0") / UNPLACED).glob("*.json")}
         self._ended = set(ledger.told)
-        self.waited: set[str] = set()
+        self.figures: Counter[str] = Counter()
 
     def of(self, job_id: str) -> bool:
         if not self._is_told_to_who_asks(job_id):
             return False
         if job_id in self._ended:
-            return True  # it was answered: what was lost is its result, or its record
+            self.figures["lost_with_its_answer"] += 1
+            return True
         if job_id in self._answered:
+            self.figures["lost_while_generated"] += 1
             return job_id in self._named & self._kept
-        self.waited.add(job_id)
-        return True
+        self.figures["lost_while_it_waited"] += 1
+        return job_id in self._gone
 
     def _is_told_to_who_asks(self, job_id: str) -> bool:
         try:

@@ -34,21 +34,29 @@ end
 -- No list of Redis is longer.
 local MOST = 2 ^ 32
 
--- Makes a list anew where it holds another type: of what waits in the backlog, the oldest first.
+-- Makes a list anew that is lost, or holds another type: of what waits in the backlog, the oldest
+-- first. What waits no more is taken out of the backlog, so that this is not done again in vain.
 local function mend(list, job_prefix)
-  if attempt('LLEN', list) then return end
-  redis.call('DEL', list)
   local backlog, jobs = backlog_of(list), {}
+  local entries = attempt('LLEN', list)
+  if entries and (entries > 0 or redis.call('EXISTS', backlog.round, backlog.next) == 0) then
+    return
+  end
+  redis.call('DEL', list)
   for _, round in ipairs({backlog.round, backlog.next}) do
     for _, member in ipairs(attempt('ZRANGE', round, 0, -1) or {}) do
       local job_id = string.match(member, ':([%w_-]+)$')
       local record = job_id and attempt('HMGET', job_prefix .. job_id, 'status', 'enqueued_at')
-      if record and record[1] == 'queued' then jobs[#jobs + 1] = {record[2] or '', job_id} end
+      if record and record[1] == 'queued' then
+        jobs[#jobs + 1] = {record[2] or '', job_id}
+      else
+        redis.call('ZREM', round, member)
+      end
     end
   end
   table.sort(jobs, function(one, other) return one[1] < other[1] end)
   for _, job in ipairs(jobs) do redis.call('RPUSH', list, job[2]) end
-  attempt('HDEL', backlog.state, 'stale')
+  if not entries or #jobs > 0 then attempt('HDEL', backlog.state, 'stale') end
 end
 
 -- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
@@ -72,7 +80,7 @@ local function count_dropped(list, dropped, missing)
 end
 
 -- Begins to count anew where nothing stale is left in the list. If more was dropped than claims had
--- left there, jobs were lost: evicted, or deleted by hand.
+-- left there, jobs were lost: evicted, or deleted by hand. Returns how many.
 local function settle(list)
   local state = backlog_of(list).state
   local counts = attempt('HMGET', state, 'stale', 'missing') or {}
@@ -83,6 +91,7 @@ local function settle(list)
     redis.call('HSET', state, 'lost_at', math.floor(seconds()))
   end
   if counts[1] or counts[2] then attempt('HDEL', state, 'stale', 'missing') end
+  return lost
 end
 
 local function member_of(path, job_id)

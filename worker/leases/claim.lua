@@ -18,14 +18,23 @@
 --
 -- KEYS: for each queue its list and its StartedJobRegistry, then the worker's set of executions.
 -- ARGV: JSON with the fields of `ClaimArguments` (`claim.py`).
--- Returns for each job: {queue number, job id, execution id, data, meta, result_ttl, how many
--- attempts it may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set}.
+-- Returns {claimed jobs, how many others were found to be lost, the ids of those that were gone}.
+-- Of a claimed job: {queue number, job id, execution id, data, meta, result_ttl, how many attempts it
+-- may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set}.
 
 -- Entries up to which a list is short.
 local SHORT = 256
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
 local SWEPT = 8192
 local swept = 0
+local lost, gone = 0, {}
+
+-- Notes that an entry was taken out of a list whose job does not wait.
+local function drop(list, job_id)
+  local missing = 1 - redis.call('EXISTS', names.job .. job_id)
+  count_dropped(list, 1, missing)
+  if missing == 1 then gone[#gone + 1] = job_id end
+end
 
 -- Looks at the first job of a list that waits; those before it are taken out, so many at a time.
 local function first_of(list)
@@ -36,7 +45,7 @@ local function first_of(list)
     if job then return job end
     if not out then
       redis.call('LPOP', list)
-      count_dropped(list, 1, 1 - redis.call('EXISTS', names.job .. job_id))
+      drop(list, job_id)
     end
     swept = swept + 1
   end
@@ -59,7 +68,6 @@ end
 -- wait any more is taken out, so that the list holds just what waits.
 local function groups_in(list, name_of)
   local groups, by_name, seen = {}, {}, {}
-  local dropped, missing = 0, 0
   for _, job_id in ipairs(redis.call('LRANGE', list, 0, SHORT - 1)) do
     local job, out
     if not seen[job_id] then job, out = waiting(list, job_id) end
@@ -76,12 +84,10 @@ local function groups_in(list, name_of)
       group.jobs[#group.jobs + 1] = job
     elseif not job and not out then
       redis.call('LREM', list, 1, job_id) -- taken while the backlog was long, or there twice
-      dropped = dropped + 1
-      missing = missing + 1 - redis.call('EXISTS', names.job .. job_id)
+      drop(list, job_id)
     end
   end
-  count_dropped(list, dropped, missing)
-  settle(list)
+  lost = lost + settle(list)
   return groups
 end
 
@@ -133,7 +139,7 @@ local function take(queue, list, registry)
   mend(list, names.job)
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
-  if entries == 0 then settle(list) end -- emptied, perhaps by RQ
+  if entries == 0 then lost = lost + settle(list) end -- emptied, perhaps by RQ
   if entries > SHORT then
     -- What the walk leaves of a list is stale, or of RQ's own making.
     return walk(queue, list, registry) or take_in_order(queue, list, registry)
@@ -153,4 +159,4 @@ for queue = 1, (#KEYS - 1) / 2 do
   if take(queue, KEYS[2 * queue - 1], KEYS[2 * queue]) then break end
 end
 if #claimed > 0 then redis.call('EXPIRE', worker_executions, given.lease + MARGIN) end
-return claimed
+return {claimed, lost, gone}

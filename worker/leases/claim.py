@@ -4,6 +4,7 @@ RQ's own intermediate queue fails whoever takes many jobs at once: a job that wa
 minute is taken for stuck. So one script claims straight into RQ's StartedJobRegistry (`claim.lua`).
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,6 @@ from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys, reading
-from mlx_rq.jobs.queue.backlog import lost_from
 from mlx_rq.jobs.queue.finish import Lease, execution_key_parts
 from mlx_rq.jobs.queue.options import (
     DEFAULT_MAX_ATTEMPTS,
@@ -30,10 +30,15 @@ from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.worker.leases.recovery import Count, Held, give_back
 from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
+logger = logging.getLogger("mlx_rq.worker")
+
 MAX_UNIX_TIME = 2.0**40
 """Seconds; a time beyond it is no time."""
 
 MAX_BYTES = 2**40
+
+_NAMED = 1000
+"""Lost jobs that are named, at most."""
 
 SUSPECT_AFTER = 2
 """A job that was in flight this many workers that died is generated alone."""
@@ -112,7 +117,7 @@ class Claims:
         self._queue_keys = {
             queue.name: (queue.key, queue.started_job_registry.key) for queue in self.queues
         }
-        self._lost: int | None = None
+        self._gone: list[str] = []
         self._script = connection.register_script(
             script_of("claim_job.lua", "claim_walk.lua", "claim.lua")
         )
@@ -140,8 +145,6 @@ class Claims:
         taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
         until then nothing behind it is claimed. See `claim.lua`.
         """
-        if self._lost is None:
-            self._lost = self._lost_now()
         started_at = now()
         arguments = ClaimArguments(
             limit=limit,
@@ -162,7 +165,10 @@ class Claims:
         )
         queues = self.queues if models is None else self.queues_of(models)
         script_keys = [key for queue in queues for key in self._queue_keys[queue.name]]
-        claimed = self._script(keys=[*script_keys, self._executions], args=[by_name(arguments)])
+        claimed, lost, gone = self._script(
+            keys=[*script_keys, self._executions], args=[by_name(arguments)]
+        )
+        self._say_lost(lost, gone)
         if claimed and self._said_idle:
             self._connection.delete(*map(keys.idle, self._models))
             self._said_idle = False
@@ -216,14 +222,17 @@ class Claims:
         nobody = ("", self._worker_name)
         return {m for m, name in zip(self._models, names, strict=True) if name not in nobody}
 
-    def newly_lost(self) -> int:
-        """Counts the jobs that were gone when their turn came, since this was asked last."""
-        before, self._lost = self._lost, self._lost_now()
-        return 0 if before is None else max(0, self._lost - before)
+    def _say_lost(self, lost: int, gone: Sequence[bytes]) -> None:
+        """Says how many jobs were lost, and which, where that is certain.
 
-    def _lost_now(self) -> int:
-        queue_names = [queue.name for queue in self.queues]
-        return sum(lost.jobs for lost in lost_from(self._connection, queue_names))
+        Others may be gone because they have ended, and their time was over.
+        """
+        self._gone += [reading.text(job_id) for job_id in gone][: _NAMED - len(self._gone)]
+        if not lost:
+            return
+        names = f": {', '.join(self._gone)}" if len(self._gone) == lost else ""
+        logger.error("%d jobs were gone from Redis when their turn came%s", lost, names)
+        self._gone.clear()
 
     def wait(self, seconds: float, models: Iterable[str]) -> None:
         """Returns when a producer rings the wake-up of one of the models, or after some seconds."""

@@ -98,11 +98,11 @@ class TestALostJob:
         assert lost.at > 1_700_000_000
         (note,) = [note for note in overview(connection)["notes"] if "gone" in note]
         assert note.startswith("3 jobs for 'default' (default) were gone from Redis when their")
-        said = "3 jobs were gone from Redis when their turn came"
-        eventually(lambda: said in caplog.messages, said)
+        names = ", ".join(job.id for job in jobs[1:4])
+        assert f"3 jobs were gone from Redis when their turn came: {names}" in caplog.messages
 
     def test_of_a_long_queue_is_counted_too_and_nothing_else_is(
-        self, redis_url: str, connection: Redis
+        self, redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         jobs = submit_many([{"prompt": f"Say {number}."} for number in range(1500)])
         connection.delete(*(RQJob.key_for(job.id) for job in jobs[1000:1100]))
@@ -115,8 +115,21 @@ class TestALostJob:
 
         assert len(taken) == 1400
         assert lost_from(connection, [QUEUE])[0].jobs == 100
-        assert claims.newly_lost() == 100
-        assert claims.newly_lost() == 0
+        said = [message for message in caplog.messages if "gone" in message]
+        # Those that had ended are gone, too, so none is named.
+        assert said == ["100 jobs were gone from Redis when their turn came"]
+
+    @pytest.mark.parametrize("jobs", [6, 300])
+    def test_a_list_that_was_lost_is_made_anew_of_what_waits(
+        self, redis_url: str, connection: Redis, jobs: int
+    ) -> None:
+        waiting = submit_many([{"prompt": f"Say {number}."} for number in range(jobs)])
+        waiting[0].cancel()
+        connection.delete(f"rq:queue:{QUEUE}")
+        claims = claims_of(connection)
+        taken = [job.id for _ in range(4) for job in claims.take(100)]
+        assert sorted(taken) == sorted(job.id for job in waiting[1:])
+        assert connection.exists(f"mlx-rq:backlog:{QUEUE}", f"mlx-rq:backlog-next:{QUEUE}") == 0
 
     def test_what_was_cancelled_and_deleted_is_not_lost(
         self, redis_url: str, connection: Redis
