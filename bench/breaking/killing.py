@@ -33,8 +33,8 @@ from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 
-PATIENCE = 240.0
-"""Seconds that are left to answer the rest when the killing has ended."""
+PATIENCE, STUCK = 240.0, 45.0
+"""Seconds that are left when the killing has ended: in all, and without any end."""
 
 ATTEMPTS = (100, 100, 100, 1)
 """Of innocent jobs: mostly so many that none is given up for what it had to live through. One that
@@ -52,9 +52,11 @@ KINDS = {
     "other PID namespace": 10,
     "pause Valkey": 5,
     "cancel": 8,
-    "odd value": 25,
+    "odd value": 50,
 }
 """What is done, and how often in so many times as these are together."""
+
+OF_WORKERS = ("kill worker", "kill both", "pause worker", "stop for over two leases")
 
 SIDES, ELSEWHERE = ("0", "1"), "elsewhere"
 
@@ -76,7 +78,7 @@ def schedule(seed: int, seconds: float) -> list[Blow]:
     """What will be done; the same for the same seed. Each kind once, to begin with."""
     chance, at, blows = random.Random(seed), 1.0, []
     first = chance.sample(list(KINDS), len(KINDS))
-    while (at := at + chance.uniform(0.3, 1.0)) < seconds:
+    while (at := at + chance.uniform(0.4, 1.2)) < seconds:
         (kind,) = first[:1] or chance.choices(list(KINDS), list(KINDS.values()))
         del first[:1]
         blows.append(Blow(at, kind, chance.choice(SIDES), chance.uniform(0.2, 1.5 * STALL)))
@@ -128,18 +130,25 @@ class Arena:
     namespace: Sequence[str] = field(default_factory=other_namespace)
     resumes: list[tuple[float, int | None]] = field(default_factory=list)
     """When what is paused goes on: a process id, or None for Valkey."""
+    spoilt: list[str] = field(default_factory=list)
+    """What was overwritten, and with what."""
 
-    def strike(self, blow: Blow) -> None:
-        """Does one thing, and notes it unless there was nothing to do it to."""
+    def strike(self, blow: Blow) -> bool:
+        """Does one thing, and notes it; says whether there was anything to do it to."""
         program = self.workers.newest(blow.side)
-        worker = program.worker if program.said("started") else None
-        with suppress(ProcessLookupError, RedisError, RedisUnavailable):
-            if blow.kind in ("kill worker", "kill both", "pause worker") and worker is None:
-                return
-            self.done[blow.kind] += self._do(blow, worker or 0)
+        worker = program.worker if program.said("started") else 0
+        if not worker and blow.kind in OF_WORKERS:
+            return False
+        try:
+            self.done[blow.kind] += self._do(blow, worker)
+        except ProcessLookupError:
+            return False  # it died of something else, and the next one is not here yet
+        except (RedisError, RedisUnavailable):
+            self.done[f"{blow.kind}, no reply"] += 1
         if blow.kind in ("kill supervisor", "kill both"):
             program.kill()
             self.workers.start(blow.side)
+        return True
 
     def _do(self, blow: Blow, worker: int) -> bool:
         match blow.kind:
@@ -179,7 +188,9 @@ class Arena:
                 self.ledger.cancelled.add(job_id)  # whether or not the reply comes
                 self.ledger.asked[job_id].job.cancel()
             case "odd value":
-                self.ledger.spoilt |= spoil(connection, chance)
+                what, about = spoil(connection, chance)
+                self.spoilt.append(what)
+                self.ledger.spoilt |= about
 
     def _pause(self, process: int, seconds: float) -> None:
         os.kill(process, signal.SIGSTOP)
@@ -221,9 +232,14 @@ class Arena:
 def fight(arena: Arena, blows: Sequence[Blow], seconds: float) -> None:
     """Strikes until the schedule ends, then waits for the rest."""
     began, left = time.monotonic(), list(blows)
+    open_jobs, changed = 0, 0.0
     while arena.ledger.open and (took := time.monotonic() - began) < seconds + PATIENCE:
-        if left and left[0].at <= took:
-            arena.strike(left.pop(0))
+        if len(arena.ledger.open) != open_jobs or left:
+            open_jobs, changed = len(arena.ledger.open), took
+        if took > changed + STUCK:
+            break
+        if left and left[0].at <= took and (arena.strike(left[0]) or took > left[0].at + LEASE):
+            del left[0]
         arena.resume(everything=not left)
         for side in SIDES:
             arena.done["(ended by itself)"] += arena.workers.tend(side)
@@ -251,25 +267,33 @@ def kill(folder: Path, jobs: int, seed: int, seconds: float, pace: float, logs: 
         with Redis.from_url(server.url) as connection:
             found, faults = ledger.reckon(connection, began)
             figures = _figures(arena, connection, began)
-        if faults:
+        if faults or figures["attempts_lost_unbegun"]:
             arena.workers.keep_log(logs)
+            (logs / "odd-values.log").write_text("\n".join(arena.spoilt))
         return arena.done, found, faults, figures
+
+
+def _listed(connection: Redis) -> set[str]:
+    """Gives what stands in lists of jobs that wait or run."""
+    listed: set[str] = set()
+    for priority in PRIORITIES:
+        name = keys.queue_name("default", priority)
+        listed.update(reading.texts(reading.ask(connection.lrange, f"rq:queue:{name}", 0, -1)))
+        leases = reading.texts(reading.ask(connection.zrange, f"rq:wip:{name}", 0, -1))
+        listed.update(lease.partition(":")[0] for lease in leases)
+    return listed
 
 
 def _figures(arena: Arena, connection: Redis, began: Counter[str]) -> dict[str, int]:
     workers, ledger = arena.workers, arena.ledger
     answered = Counter(found[2] for found in workers.said(r"answered (\w+)"))
-    innocent = [
+    answered_jobs = [
         one
         for job_id, one in ledger.asked.items()
-        if one.does not in ENDS and job_id not in ledger.spoilt
+        if job_id in answered and job_id not in ledger.spoilt
     ]
     return {
-        "left_in_lists": sum(
-            reading.count(connection.llen(f"rq:queue:{name}"))
-            + reading.count(connection.zcard(f"rq:wip:{name}"))
-            for name in (keys.queue_name("default", priority) for priority in PRIORITIES)
-        ),
+        "left_in_lists": len(_listed(connection).intersection(ledger.asked) - ledger.spoilt),
         "workers_started": sum(1 for _ in workers.said("started")),
         "generated_again": sum(answered.values()) - len(answered),
         "said_to_have_slept": sum(1 for _ in workers.said("log this worker slept for")),
@@ -277,6 +301,6 @@ def _figures(arena: Arena, connection: Redis, began: Counter[str]) -> dict[str, 
         "discarded": sum(1 for _ in workers.said("log job .*: answer discarded")),
         "errors_of_renewals": sum(1 for _ in workers.said("log leases: going on after")),
         "attempts_lost_unbegun": attempts_lost_beyond(
-            connection, innocent, began, RECOVERY_RETRIES
+            connection, answered_jobs, began, RECOVERY_RETRIES
         ),
     }

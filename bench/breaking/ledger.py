@@ -126,9 +126,11 @@ class Ledger:
         if last.status == "finished" and expected is None:
             right = outcome["choices"][0]["text"] == f"text for {asked.job.id}"
             return "answered" if right else "wrong answers"
-        if expected is None and code == "max_attempts_exceeded":
+        if code == expected is not None:
+            return "failed as they must"
+        if code == "max_attempts_exceeded":
             return "dead letters" if began >= asked.attempts else "false dead letters"
-        return "failed as they must" if code == expected is not None else "wrong answers"
+        return "wrong answers"
 
 
 def attempts_lost_beyond(

@@ -13,8 +13,8 @@ _SPARED = (keys.DATA_SET, keys.IN_FLIGHT)
 _SEARCHED = 4000
 
 
-def spoil(connection: Redis, chance: random.Random) -> set[str]:
-    """Overwrites one key, or one field of one; returns the ids of the jobs that this is about.
+def spoil(connection: Redis, chance: random.Random) -> tuple[str, set[str]]:
+    """Overwrites one key, or one field of one; returns what, and the ids of the jobs it is about.
 
     Not by what a loss of data is told, nor what a worker has in flight: where nobody can know that,
     a death counts for all that it had.
@@ -31,12 +31,13 @@ def spoil(connection: Redis, chance: random.Random) -> set[str]:
     about = set(_JOB_ID.findall(key)[:1])
     if connection.type(key) == b"hash" and chance.random() < 0.7:
         field = chance.choice(sorted(connection.hkeys(key)))
-        connection.hset(key, field, BYTES[chance.choice(sorted(BYTES))])
-        return about
+        odd = chance.choice(sorted(BYTES))
+        connection.hset(key, field, BYTES[odd])
+        return f"{key} {field!r}: {odd}", about
     connection.delete(key)
     odd = chance.choice(sorted([*BYTES, *TYPES]))
     if odd in BYTES:
         connection.set(key, BYTES[odd])
     else:
         TYPES[odd](connection, key)
-    return about
+    return f"{key}: {odd}", about

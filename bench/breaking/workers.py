@@ -54,7 +54,13 @@ class Workers:
                 spool=str(self.spool(side)),
                 data=str(self.folder / "data"),
                 clock=self.clock(side),
-                options={"lease": LEASE, "window": 64, "grace": 1.0, "max_wait": 5.0},
+                options={
+                    "lease": LEASE,
+                    "window": 64,
+                    "grace": 1.0,
+                    "max_wait": 5.0,
+                    "stall": STALL,
+                },
                 supervisor={"stall": STALL, "first_pause": 0.05},
                 **more,
             )
