@@ -1,6 +1,5 @@
 """What must be true of jobs and of Redis when a test has broken something."""
 
-import time
 from collections.abc import Iterable, Sequence
 
 from fakes import PATIENCE
@@ -38,9 +37,3 @@ def traces(connection: Redis) -> list[str]:
     """What is left of leases, anywhere."""
     patterns = ("rq:wip:*", "rq:execution:*", "rq:executions:*", "rq:worker:*:executions")
     return [key.decode() for pattern in patterns for key in connection.scan_iter(pattern)]
-
-
-def within(seconds: float, since: float) -> None:
-    """Asserts that something came soon enough."""
-    took = time.monotonic() - since
-    assert took < seconds, f"it took {took:.1f} s"

@@ -1,9 +1,7 @@
 """`kill -9` of the worker at each seam of a job's way: every job ends once, with its own answer."""
 
-import time
-
 import pytest
-from checks import all_answered, attempts_lost, ends, traces, within
+from checks import all_answered, attempts_lost, ends, traces
 from fakes import eventually
 from harness import StartProgram
 from redis import Redis
@@ -49,19 +47,17 @@ def test_a_worker_killed_at_a_seam_loses_nothing(
     assert traces(connection) == []
 
 
-def test_leases_are_handed_back_within_five_seconds_of_a_death(
+def test_leases_are_handed_back_at_once_after_a_death(
     start: StartProgram, connection: Redis, redis_url: str
 ) -> None:
-    # given a pause so long that the next worker does not take them again at once
-    program = start(supervisor={"first_pause": 60.0, "longest_pause": 60.0})
+    # given leases, and a pause before the next worker, that are longer than anybody waits here
+    program = start(options={"lease": 600}, supervisor={"first_pause": 60.0, "longest_pause": 60.0})
     jobs = submit_many([{"prompt": "hold /nowhere"}] * 6)
     program.until("began", 4)
 
-    died = time.monotonic()
     program.kill_worker()
 
     eventually(lambda: {job.status() for job in jobs} == {"queued"}, "the hand back")
-    within(5.0, died)
     assert traces(connection) == []
     assert connection.smembers("rq:workers") == set()
     order = connection.lrange(f"rq:queue:{keys.queue_name('default', 'default')}", 0, -1)
@@ -100,7 +96,7 @@ class TestSupervisorKilled:
     def test_of_both_the_next_on_this_machine_reaps_them(
         self, start: StartProgram, connection: Redis
     ) -> None:
-        first = start(options={"lease": 60})
+        first = start(options={"lease": 600})
         jobs = submit_many([{"prompt": "slow 1000000"}] * 6)
         first.until("began", 4)
         worker = first.worker
@@ -109,12 +105,10 @@ class TestSupervisorKilled:
         first.silence()
         assert {job.status() for job in jobs} == {"in_progress"}
 
-        # the name is the same: that nobody holds it any more is found out first
-        started = time.monotonic()
+        # the name is the same: that nobody holds it any more is found out first, not waited for
         second = start(options={"grace": 0.0})
 
         second.until("log worker child died here: 6 of its jobs")
-        within(5.0, started)
         second.until("began", 4)
         assert second.worker != worker
         assert attempts_lost(connection, jobs) == [1] * 4 + [0] * 2

@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import speaking
 from driving import AHEAD, finish, run, task
+from effort import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -294,25 +294,24 @@ HOSTILE: dict[str, Any] = {
 def test_a_hostile_schema_ends_in_an_error_soon_and_holds_up_nobody(name: str) -> None:
     from mlx_rq.jobs.openai.errors import RequestError
 
-    start = time.perf_counter()
-    try:
-        ((error, other), _) = run(
-            MODEL, [chat("x", max_tokens=5, **structured(HOSTILE[name])), chat("y", max_tokens=5)]
-        )
-        assert "choices" in other
-    except RequestError as refused:  # before it gets to the engine
-        error = {"error": refused.error}
+    with at_most(125):
+        try:
+            ((error, other), _) = run(
+                MODEL,
+                [chat("x", max_tokens=5, **structured(HOSTILE[name])), chat("y", max_tokens=5)],
+            )
+            assert "choices" in other
+        except RequestError as refused:  # before it gets to the engine
+            error = {"error": refused.error}
     assert error["error"]["message"].startswith("Invalid schema for response_format 'X': ")
     assert (error["error"]["param"], error["error"]["code"]) == ("response_format", None)
-    assert time.perf_counter() - start < 2.5
 
 
 def test_hostile_patterns_neither_hang_the_mask_nor_the_check() -> None:
     schema = {"type": "string", "pattern": "^(a+)+b?$", "maxLength": 60}
     body = chat("x", max_tokens=40, logit_bias={str(MODEL.tokenizer.encode("a")[0]): 100})
-    start = time.perf_counter()
-    (result,), _ = run(MODEL, [{**body, **structured(schema)}], close_json=True)
-    assert time.perf_counter() - start < 5
+    with at_most(250):
+        (result,), _ = run(MODEL, [{**body, **structured(schema)}], close_json=True)
     assert "choices" in result or "regular expression" in result["error"]["message"]
 
 

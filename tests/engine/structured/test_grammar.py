@@ -1,12 +1,12 @@
 """What a schema says is enforced, or refused with the reason: never ignored."""
 
 import json
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 import speaking
+from effort import at_most
 
 from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.structured.closing import closed
@@ -427,9 +427,8 @@ def test_what_the_engine_gives_up_as_it_begins_is_refused(body: dict[str, Any]) 
 
 
 def test_a_grammar_to_which_no_short_end_is_found_is_none_the_worse() -> None:
-    begun = time.thread_time()
-    grammar = compiled(guided_grammar='start: "a" start | "b"')
-    assert time.thread_time() - begun < 1.5, "the search ends"
+    with at_most(75):
+        grammar = compiled(guided_grammar='start: "a" start | "b"')
     assert fits(grammar, "aab")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fakes import FakeEngine, StartWorker, eventually, until_idle
+from fakes import FakeEngine, StartWorker, until_idle
 from redis import Redis
 from rq.job import Job as RQJob
 
