@@ -5,7 +5,7 @@ Each is in the engine, as a task, or in the outbox, as an answer.
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from mlx_rq.engine.interface import Engine, Outcome
 from mlx_rq.jobs.openai.errors import RequestError
@@ -51,8 +51,23 @@ class HeldJobs:
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
 
-    def begin(self, claimed: Iterable[ClaimedJob]) -> None:
-        """Checks jobs and gives the good ones to the engine; the others end at once."""
+    def begin(
+        self, claimed: Sequence[ClaimedJob], about_to_read: Callable[[Sequence[str]], None]
+    ) -> None:
+        """Checks jobs and gives the good ones to the engine; the others end at once.
+
+        `about_to_read` is told which are read together, before that. Those of which a worker may
+        have died so are read one at a time.
+        """
+        together = [job for job in claimed if not job.lost_in_reading]
+        outcomes: list[Outcome] = []
+        for some in [together, *([job] for job in claimed if job.lost_in_reading)]:
+            if some:
+                about_to_read([job.id for job in some])
+                outcomes += self._read(some)
+        self.finish(outcomes)
+
+    def _read(self, claimed: Iterable[ClaimedJob]) -> list[Outcome]:
         tasks, outcomes = [], []
         for job in claimed:
             self._cancellations.watch(job)
@@ -62,7 +77,7 @@ class HeldJobs:
                 tasks.append(task_of(job))
             except RequestError as error:
                 outcomes.append(Outcome(job.id, {"error": error.error}))
-        self.finish(outcomes + self._engine.add(tasks))
+        return outcomes + self._engine.add(tasks)
 
     def began(self, job_ids: Iterable[str]) -> None:
         """These are generated now: from the first time on, a job's timeout counts."""

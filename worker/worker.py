@@ -99,7 +99,7 @@ class MLXWorker(RQRegistration):
             others=self._states_elsewhere,
             notes=LoadingNotes(options.loading),
         )
-        self._in_flight: set[str] = set()
+        self._said_in_flight: tuple[set[str], set[str]] = (set(), set())
         self._stream = StreamPublisher(engine, connection)
         self._outbox = Outbox(connection, Spool(options.spool), self.lost_data_since)
         self._held = HeldJobs(engine, self.claims, self._outbox, self._stream)
@@ -279,9 +279,7 @@ class MLXWorker(RQRegistration):
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Gives claimed jobs to the engine."""
         self._held.take_in(claimed)
-        # Before they are read: a job may kill the worker by that too.
-        self._say_in_flight(self._in_flight.union(job.id for job in claimed))
-        self._held.begin(claimed)
+        self._held.begin(claimed, self._about_to_read)
         # Last, because Redis may fail here, and the claimed jobs are ours by now.
         self.say_state(WorkerStatus.BUSY)
 
@@ -289,14 +287,22 @@ class MLXWorker(RQRegistration):
         """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
         self._held.cancel(execution_id)
 
-    def _say_in_flight(self, job_ids: Collection[str]) -> None:
+    def _about_to_read(self, job_ids: Sequence[str]) -> None:
+        """Says what is read now: a job may kill the worker by that too. Nothing is generated then."""
+        if len(job_ids) == 1:
+            self._say_in_flight(job_ids)
+        else:
+            self._say_in_flight((), reading=job_ids)
+
+    def _say_in_flight(self, job_ids: Collection[str], reading: Collection[str] = ()) -> None:
         """Says before each piece of work whose attempt it is, should the worker die of it."""
+        now = set(job_ids), set(reading)
 
         def say() -> None:
-            self._leases.say_in_flight(job_ids)
-            self._in_flight = set(job_ids)  # else it is said again when Redis is back
+            self._leases.say_in_flight(job_ids, reading)
+            self._said_in_flight = now  # else it is said again when Redis is back
 
-        if self._in_flight != set(job_ids):
+        if self._said_in_flight != now:
             self._redis_retry.attempt(say)
 
     def _commit(self) -> None:

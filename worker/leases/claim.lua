@@ -20,7 +20,8 @@
 -- ARGV: JSON with the fields of `ClaimArguments` (`claim.py`).
 -- Returns {claimed jobs, how many others were found to be lost, the ids of those that were gone}.
 -- Of a claimed job: {queue number, job id, execution id, data, meta, result_ttl, how many attempts it
--- may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set}.
+-- may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set, whether a
+-- worker died that was reading it (1 or 0)}.
 
 -- Entries up to which a list is short.
 local SHORT = 256

@@ -59,6 +59,8 @@ class ClaimedJob:
     lease: Lease
     suspect: bool = False
     """Whether several workers died with it in flight: nothing else is generated beside it then."""
+    lost_in_reading: bool = False
+    """Whether a worker died while it read this job together with others."""
     stream: bool = False
     """Whether its text is to be published while it is generated."""
     submitted_at: float | None = None
@@ -177,7 +179,8 @@ class Claims:
     def _read(
         self, entry: Sequence[Any], queues: Sequence[Queue], started_at: datetime
     ) -> ClaimedJob:
-        number, job_id, execution_id, data, meta_text, ttl, most, lost, suspect, data_set = entry
+        number, job_id, execution_id, data, meta_text, ttl, most, *more = entry
+        lost, suspect, data_set, lost_in_reading = more
         lease = Lease(
             execution_id.decode(),
             self._worker_name,
@@ -198,6 +201,7 @@ class Claims:
             max_attempts=most,
             lease=lease,
             suspect=bool(suspect),
+            lost_in_reading=bool(lost_in_reading),
             stream=meta.get("stream") is True,
             submitted_at=reading.number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
         )

@@ -25,7 +25,7 @@ local function retries_after(fields, job_id, most)
   local worker = fields[4] or ''
   if not left or worker == '' then return left, false end
   local died = redis.call('EXISTS', names.worker .. worker) == 0
-    and was_lost_in_flight(worker, job_id, names)
+    and lost_how(worker, job_id, names) == 'in flight'
   return math.min(died and left or left + 1, most), true
 end
 
@@ -89,9 +89,9 @@ local function claim(queue, registry, job)
   write('SADD', worker_executions, composite)
   attempt('ZREM', backlog.round, member_of(job.path, job.id))
   attempt('ZREM', backlog.next, member_of(job.path, job.id))
-  local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl')
+  local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl', 'lost_in_reading')
   claimed_bytes = claimed_bytes + #(fields[1] or '')
   claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
-    job.attempts, job.lost, job.suspect and 1 or 0, data_set}
+    job.attempts, job.lost, job.suspect and 1 or 0, data_set, fields[4] and 1 or 0}
   own(job.prefix)
 end

@@ -3,7 +3,9 @@
 --
 -- `count` says whether this was an attempt of the job. 'no': a worker that stops gives back what it
 -- has not finished. 'in_flight': a worker died; it was one for the jobs that it was generating, not
--- for those that only waited in it, or for all where its record of them is gone.
+-- for those that only waited in it, or for all where its record of them is gone. Nor was it one for
+-- those that it was reading together: these are read one at a time the next time, so that it is known
+-- of which a worker dies.
 -- With `to_others`, the worker that had it owns its beginning no longer.
 -- With `ends`, only a lease that still ends then is taken.
 --
@@ -34,7 +36,9 @@ if has_ended(given.job_id, names) or holder_of(given.job_id, names) then return 
 
 if given.count == 'in_flight' then
   local retries_left = whole(redis.call('HGET', job, 'retries_left'), 0, MOST)
-  if retries_left and retries_left > 0 and was_lost_in_flight(worker, given.job_id, names) then
+  local how = lost_how(worker, given.job_id, names)
+  if how == 'reading' then redis.call('HSET', job, 'lost_in_reading', 1) end
+  if how == 'in flight' and retries_left and retries_left > 0 then
     redis.call('HSET', job, 'retries_left', retries_left - 1)
   end
 end

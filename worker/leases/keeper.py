@@ -176,11 +176,13 @@ class LeaseKeeper(threading.Thread):
         name = keys.worker(self._worker.name)
         client.set(name, json.dumps(described), ex=2 * self._lease_seconds)
 
-    def say_in_flight(self, job_ids: Iterable[str]) -> None:
-        """Says which jobs are being generated: whose attempt it was, should the worker die now."""
-        self._connection.set(
-            keys.in_flight(self._worker.name), " ".join(job_ids), ex=self._in_flight_seconds
-        )
+    def say_in_flight(self, job_ids: Iterable[str], reading: Iterable[str] = ()) -> None:
+        """Says which jobs are being generated: whose attempt it was, should the worker die now.
+
+        And which are being read together, of which one may be at fault.
+        """
+        said = " ".join(job_ids) + "|" + " ".join(reading)
+        self._connection.set(keys.in_flight(self._worker.name), said, ex=self._in_flight_seconds)
 
     @property
     def _in_flight_seconds(self) -> int:

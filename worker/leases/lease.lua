@@ -62,10 +62,15 @@ local function has_ended(job_id, names)
   return true
 end
 
--- Whether a worker that lost a job has died of it, as far as can be seen: it says nothing any more,
--- and had the job in flight, or nobody knows what it had in flight.
-local function was_lost_in_flight(worker, job_id, names)
-  local in_flight = attempt('GET', names.in_flight .. worker)
-  return not in_flight or string.find(' ' .. in_flight .. ' ', ' ' .. job_id .. ' ', 1, true) ~= nil
+-- How a worker that is dead lost a job, as far as can be seen: 'in flight', or nobody knows what was;
+-- 'reading', that is, with others that it had just claimed; nil where the job only waited.
+local function lost_how(worker, job_id, names)
+  local said = attempt('GET', names.in_flight .. worker)
+  if not said then return 'in flight' end
+  local in_flight, reading = string.match(said, '^([^|]*)|?(.*)$')
+  local function is_in(list)
+    return string.find(' ' .. list .. ' ', ' ' .. job_id .. ' ', 1, true) ~= nil
+  end
+  return is_in(in_flight) and 'in flight' or is_in(reading) and 'reading' or nil
 end
 
