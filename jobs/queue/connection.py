@@ -111,13 +111,13 @@ def new_async_connection(redis_url: str) -> AsyncRedis:
 
 def has_sentinels(url: str) -> bool:
     """Tells a URL that names Sentinels instead of a server."""
-    return url.startswith(f"{sentinel.SCHEME}://")
+    return url.startswith((f"{sentinel.SCHEME}://", f"{sentinel.TLS_SCHEME}://"))
 
 
 def _wrong_option(url: str) -> str | None:
     """Says which option of a URL is not to stand there; None where all may."""
     parts = urlsplit(url)
-    known = _OPTIONS | _TLS_OPTIONS if parts.scheme == "rediss" else _OPTIONS
+    known = _OPTIONS | _TLS_OPTIONS if parts.scheme.startswith("rediss") else _OPTIONS
     known = known | sentinel.OPTIONS if has_sentinels(url) else known
     wrong = next((name for name, _ in parse_qsl(parts.query) if name not in known), None)
     if wrong is None:

@@ -9,8 +9,8 @@
     mlx-rq:worker:<worker name>     string   what a live worker serves and has done; JSON; TTL
     mlx-rq:name:<worker name>       string   the lease on the name: who has it; TTL
     mlx-rq:models                   zset     names that workers served, by when that was last
-    mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight, and after a
-                                             | of those that it is reading; TTL
+    mlx-rq:aboard:<worker name>     string   ids of the jobs that a worker has in flight, a bar, and
+                                             those that it is reading together; TTL
     mlx-rq:live:<worker name>       string   how fast it is, and what decodes in it; JSON; TTL
     mlx-rq:idempotency:<sha256>     hash     job id and body hash of an idempotency key; TTL
     mlx-rq:idempotency:<owner>:…             those of a client of an HTTP server with keys

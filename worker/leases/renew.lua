@@ -1,4 +1,5 @@
--- Prolongs the leases of a worker; one that was lost in the meantime is not taken back.
+-- Prolongs the leases of a worker. One that was lost in the meantime is not taken back, unless it was
+-- lost with all others, because the registry was: then nobody else would ever see that the worker died.
 --
 -- ARGV: JSON with the fields of `RenewArguments` (`keeper.py`).
 -- Returns the id of the data set: another one, where Redis has lost its data since.
@@ -6,15 +7,23 @@
 local given = cjson.decode(ARGV[1])
 local names = given.prefixes
 
+-- Whether the job's own record says that this worker has it, and nobody else does.
+local function is_still_ours(job_id)
+  local record = attempt('HMGET', names.job .. job_id, 'status', 'worker_name') or {}
+  return record[1] == 'started' and record[2] == given.worker and not holder_of(job_id, names)
+end
+
 for _, lease in ipairs(given.leases) do
   local job_id, execution, queue = unpack(lease)
   local composite = job_id .. ':' .. execution
   local record = names.execution .. composite
-  if attempt('ZSCORE', names.started .. queue, composite) then
-    redis.call('ZADD', names.started .. queue, now() + given.lease, composite)
-    redis.call('HSET', record, 'last_heartbeat', string.format('%.6f', seconds()))
+  if attempt('ZSCORE', names.started .. queue, composite) or is_still_ours(job_id) then
+    write('ZADD', names.started .. queue, now() + given.lease, composite)
+    write('HSET', record, 'id', execution, 'job_id', job_id, 'worker_name', given.worker,
+      'last_heartbeat', string.format('%.6f', seconds()))
+    redis.call('HSETNX', record, 'created_at', string.format('%.6f', seconds()))
     redis.call('EXPIRE', record, given.lease + MARGIN)
-    attempt('ZADD', names.executions .. job_id, 'XX', now() + given.lease + MARGIN, execution)
+    write('ZADD', names.executions .. job_id, now() + given.lease + MARGIN, execution)
     redis.call('EXPIRE', names.executions .. job_id, given.lease + MARGIN)
   end
 end

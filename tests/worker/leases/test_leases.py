@@ -177,11 +177,33 @@ class TestRenewal:
     def test_a_lost_lease_is_not_taken_back(self, holder: RunningWorker, connection: Redis) -> None:
         job = submit(messages=HI)
         holder.engine.wait_for_tasks(1)
-        connection.delete(registry(connection).key)
+        holder.claim_no_more()
+        let_run_out(connection, job)
+        holder.worker._leases.renew()
+        assert lease_ends(connection) == {}
+        (other,) = claims(connection, "other").take(1)
 
         holder.worker._leases.renew()
 
-        assert job.id not in lease_ends(connection)
+        leases = [entry.decode() for entry in connection.zrange(registry(connection).key, 0, -1)]
+        assert leases == [f"{job.id}:{other.lease.execution_id}"]
+
+    @pytest.mark.parametrize("put_there", [None, "x"])
+    def test_leases_that_were_lost_with_the_registry_are_taken_again(
+        self, holder: RunningWorker, connection: Redis, put_there: str | None
+    ) -> None:
+        """Else nobody would ever see that the worker died, and give its jobs back."""
+        job = submit(messages=HI)
+        holder.engine.wait_for_tasks(1)
+        held = connection.zrange(registry(connection).key, 0, -1)
+        connection.delete(registry(connection).key)
+        if put_there is not None:
+            connection.set(registry(connection).key, put_there)
+
+        holder.worker._leases.renew()
+
+        assert connection.zrange(registry(connection).key, 0, -1) == held
+        assert lease_ends(connection)[job.id] > redis_time(connection)
 
     def test_renewals_go_on_after_a_record_that_cannot_be_read(
         self, redis_url: str, start_worker: StartWorker, connection: Redis

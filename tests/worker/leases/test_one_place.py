@@ -222,7 +222,7 @@ class OnePlace(RuleBasedStateMachine):
         for known in mine:
             known.holder = None
             known.died += worker.counts(known.job.id)
-        worker.held, worker.in_flight = [], None
+        worker.held = []
 
     @rule(which=st.sampled_from([0, 1]), data=st.data())
     def hand_back(self, which: int, data: st.DataObject) -> None:
