@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
 from mlx_rq.api_stub.batch_usage import usage_of_all
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
@@ -30,6 +32,8 @@ from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile, read_lines
 from mlx_rq.jobs.batch.state import open_state
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.clock import redis_time
+from mlx_rq.jobs.queue.connection import connect, new_connection
 from mlx_rq.jobs.queue.options import BATCH_PRIORITY, JobOptions
 from mlx_rq.jobs.queue.retry import RedisRetry
 
@@ -86,7 +90,7 @@ class BatchRunner:
         client: str | None,
     ) -> Record:
         """Accepts a client's batch and starts it; what is wrong with its file, that says later."""
-        now = int(time.time())
+        now = int(self._time())
         record: dict[str, Any] = {
             "id": new_id("batch_"),
             "object": "batch",
@@ -112,6 +116,15 @@ class BatchRunner:
         self.records.add(record, client)
         self._threads.submit(self._run, record["id"])
         return record
+
+    def _time(self) -> float:
+        """Tells the time by the clock of Redis, which also says when the batch has expired.
+
+        Where Redis is away, nothing runs anyway; then by that of this machine.
+        """
+        with suppress(RedisError), new_connection(self._redis_url) as connection:
+            return redis_time(connection)
+        return time.time()
 
     def cancel(self, identity: str) -> Record:
         """Stops a batch: what runs finishes. Raises ApiError (409) where it has ended otherwise."""
@@ -195,6 +208,7 @@ class _Run:
         self._runner = runner
         self._id = identity
         self._folder = runner._folder / identity
+        self._connection = connect(runner._redis_url)
         self._input = BatchFile(self._folder / "input.jsonl", identity, {})
         self._outputs = Outputs(self._folder / "output.jsonl", self._folder / "errors.jsonl")
         self._ended_as = "completed"
@@ -265,9 +279,16 @@ class _Run:
         if self._record["status"] == "cancelling":
             self._ended_as = "cancelled"
             batch.flight.stop(CANCELLED)
-        elif time.time() >= self._record["expires_at"]:
+        elif self._is_overdue:
             self._ended_as = "expired"
             batch.flight.stop(EXPIRED)
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether the window has closed, by the clock of Redis; not while that is away."""
+        with suppress(RedisError):
+            return redis_time(self._connection) >= self._record["expires_at"]
+        return False
 
     def _finish(self) -> None:
         """Makes files of what was written, and ends the batch."""

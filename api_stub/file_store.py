@@ -150,6 +150,7 @@ def is_left_over(path: Path) -> bool:
 
 
 def _has_expired(record: Record) -> bool:
+    # By this machine's clock: the files lie on its disk, and nobody else judges them.
     return bool(record.get("expires_at", float("inf")) <= time.time())
 
 

@@ -288,7 +288,7 @@ class MLXWorker(RQRegistration):
         self._held.cancel(execution_id)
 
     def _about_to_read(self, job_ids: Sequence[str]) -> None:
-        """Says what is read now: a job may kill the worker by that too. Nothing is generated then."""
+        """Says what is read now, while nothing is generated: a job may kill the worker by that."""
         if len(job_ids) == 1:
             self._say_in_flight(job_ids)
         else:

@@ -36,7 +36,7 @@ class Lease(NamedTuple):
     worker_name: str
     started_at: datetime
     data_set: str = ""
-    """The id of what Redis held then: it has another one where it has lost its data since."""
+    """What Redis held then, and which server's history that was (`claim_job.lua`)."""
 
 
 @dataclass(frozen=True)

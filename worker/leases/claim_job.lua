@@ -2,7 +2,13 @@
 
 local given = cjson.decode(ARGV[1])
 local names = given.prefixes
-local data_set = attempt('GET', given.data_set) or ''
+-- What Redis holds: another, where it has lost its data since, or another server has taken over.
+local function data_set_now()
+  local told = redis.pcall('INFO', 'replication')
+  local history = type(told) == 'string' and string.match(told, 'master_replid:(%x+)') or ''
+  return (attempt('GET', given.data_set) or '') .. '/' .. history
+end
+local data_set = data_set_now()
 local worker_executions = KEYS[#KEYS]
 local claimed, claimed_bytes, owned = {}, 0, {}
 

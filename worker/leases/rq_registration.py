@@ -3,11 +3,9 @@
 import logging
 import time
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from redis.exceptions import RedisError
-from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
@@ -22,9 +20,6 @@ logger = logging.getLogger("mlx_rq.worker")
 class RQRegistration(BaseWorker):
     """What an MLXWorker is to RQ."""
 
-    _replication: str | None = None
-    _failed_over_at: datetime | None = None
-
     def sign_on(self, name: NameLease) -> None:
         """Takes the name, enters RQ's lists and listens for commands; raises NameTaken."""
         name.take()
@@ -33,7 +28,6 @@ class RQRegistration(BaseWorker):
             self.register_birth()  # type: ignore[no-untyped-call]
         except ValueError:
             raise NameTaken(self.name) from None
-        self._replication = self._replication_id()
         self.subscribe()  # type: ignore[no-untyped-call]
         self.set_state(WorkerStatus.STARTED)
 
@@ -70,25 +64,19 @@ class RQRegistration(BaseWorker):
             self.sign_on_again()
 
     def lost_data_since(self, job: ClaimedJob) -> bool:
-        """Tells whether Redis lost its data, and with it the job, since it was claimed."""
+        """Tells whether Redis lost its data, and with it the job, since it was claimed.
+
+        Or another server took over, which may not have known all. No clock is asked: each data set
+        has an id, and so has the history of a server (`claim_job.lua`).
+        """
         try:
-            data_set = reading.ask(self.connection.get, keys.DATA_SET)
+            data_set = reading.text(reading.ask(self.connection.get, keys.DATA_SET))
         except RedisError:
             return True
-        lost = reading.text(data_set) != job.lease.data_set
-        return lost or self._has_failed_over_since(job)
-
-    def _has_failed_over_since(self, job: ClaimedJob) -> bool:
-        """Tells whether another server took over, which may not have known all, since a claim."""
-        if (replication := self._replication_id()) != self._replication:
-            self._replication, self._failed_over_at = replication, now()
-        return self._failed_over_at is not None and job.lease.started_at < self._failed_over_at
-
-    def _replication_id(self) -> str | None:
-        """Asks Redis for the name of its history, which changes with its primary."""
+        history = ""
         with suppress(RedisError):
-            return self.connection.info("replication").get("master_replid")
-        return None
+            history = self.connection.info("replication").get("master_replid", "")
+        return f"{data_set}/{history}" != job.lease.data_set
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Goes on listening for commands; RQ would not after a timeout."""

@@ -65,9 +65,7 @@ class Outbox:
         for job, outcome in committed.evicted:
             self._set_aside(job, outcome)
         self.ended += committed.ended
-        self.discarded += sum(
-            map(len, (committed.discarded, committed.unknown, committed.evicted))
-        )
+        self.discarded += sum(map(len, (committed.discarded, committed.unknown, committed.evicted)))
         refused = {id(job) for job, _ in committed.refused}
         done = [job for job, _ in finished if id(job) not in refused]
         self._spool.drop(job.id for job in done)

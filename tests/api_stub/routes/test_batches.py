@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -16,8 +17,10 @@ from redis import Redis
 from servers import RunningServer, StartServer, run_server
 
 from mlx_rq import Job
+from mlx_rq.api_stub import batch_runner
 from mlx_rq.api_stub.file_store import FileStore
 from mlx_rq.api_stub.settings import Settings
+from mlx_rq.jobs.queue.clock import redis_time
 
 CASES = Path(__file__).parents[2] / "cases"
 CHAT = "/v1/chat/completions"
@@ -305,6 +308,37 @@ def test_window_that_closes(
     assert batch.expired_at is not None
     errors = read(server, batch.error_file_id)
     assert {record["error"]["code"] for record in errors.values()} == {"batch_expired"}
+
+
+def test_a_window_goes_by_the_clock_of_redis(
+    server: RunningServer,
+    start_worker: StartWorker,
+    connection: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    day, step, looks = 24 * 3600, 0.0, 0
+    wrong = SimpleNamespace(time=lambda: time.time() + step)
+    monkeypatch.setattr(batch_runner, "time", wrong)
+
+    def redis_time_seen(connection: Redis) -> float:
+        nonlocal looks
+        looks += 1
+        return redis_time(connection)
+
+    monkeypatch.setattr(batch_runner, "redis_time", redis_time_seen)
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
+    # given a server whose clock is late, and is set while a batch runs
+    step = -2 * day
+    batch = start(server, [line("a")])
+    assert day - 60 < (batch.expires_at or 0) - redis_time(connection) <= day
+    engine.wait_for_tasks(1)
+    step, before = 2 * day, looks
+    eventually(lambda: looks > before + 1, "a look at the clock")
+
+    engine.release()
+
+    assert ended(server, batch).status == "completed"
 
 
 def test_server_that_restarts_goes_on_and_runs_nothing_twice(
