@@ -61,6 +61,9 @@ class ScriptedEngine(FakeEngine):
 
     def step(self) -> list[Outcome]:
         batch = [self._tasks[task_id] for task_id in self.in_flight]
+        for task in batch:  # all of them are in this step, whichever it is that ends it
+            if self._steps[task.id] == 0:
+                say(f"began {task.id}")
         outcomes = [outcome for task in batch if (outcome := self._advance(task)) is not None]
         if batch:
             time.sleep(self._pace)  # as if computing took its time
@@ -71,8 +74,6 @@ class ScriptedEngine(FakeEngine):
     def _advance(self, task: Task) -> Outcome | None:
         step = self._steps[task.id]
         self._steps[task.id] += 1
-        if step == 0:
-            say(f"began {task.id}")
         self._seam("prefill" if step == 0 else "decode")
         does, _, argument = verb(task).partition(" ")
         match verb(task):

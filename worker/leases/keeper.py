@@ -23,7 +23,7 @@ from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
 from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
-from mlx_rq.worker.leases.name import NameLease, NameTaken
+from mlx_rq.worker.leases.name import WITHOUT_END, NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import ExpiredLeases
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.leases.scripts import key_prefixes, script_of
@@ -208,9 +208,10 @@ class LeaseKeeper(threading.Thread):
         """Puts the jobs of dead workers back into their queues.
 
         One worker does it at a time: the record that says so expires by itself. (Not soon, where
-        the clock of Redis was set back since.)
+        the clock of Redis was set back since; never, where somebody has put another there.)
         """
-        if self._connection.pttl(keys.RECOVERY) > RECOVERY_MILLISECONDS:
+        left = self._connection.pttl(keys.RECOVERY)
+        if left == WITHOUT_END or left > RECOVERY_MILLISECONDS:
             self._connection.delete(keys.RECOVERY)
         if self._connection.set(
             keys.RECOVERY, self._worker.name, nx=True, px=RECOVERY_MILLISECONDS

@@ -3,6 +3,7 @@
 -- KEYS: the lease. ARGV: what names this worker among all that ever had the name, seconds.
 
 local holder = attempt('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
+-- A lease ends by itself; what does not is none.
+if holder and holder ~= ARGV[1] and redis.call('TTL', KEYS[1]) ~= -1 then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 return 1

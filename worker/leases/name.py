@@ -3,10 +3,13 @@
 import secrets
 
 from redis import Redis
-from rq.utils import as_text
 
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.worker.leases.scripts import script_of
+
+
+WITHOUT_END = -1
+"""What Redis says of a key that does not expire."""
 
 
 class NameTaken(ValueError):
@@ -44,8 +47,13 @@ class NameLease:
 
     def is_anothers(self) -> bool:
         """Tells whether another worker has it now."""
-        holder = self._connection.get(self._key)
-        return holder is not None and as_text(holder) != self._holder
+        with self._connection.pipeline() as pipe:
+            pipe.get(self._key)
+            pipe.ttl(self._key)
+            holder, left = reading.ask_all(pipe)
+        if holder is None or holder is reading.WRONG_TYPE or left == WITHOUT_END:
+            return False  # what does not end by itself is no lease
+        return bool(reading.text(holder) != self._holder)
 
 
 def new_holder() -> str:

@@ -246,12 +246,18 @@ class TestRecovery:
         assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
         assert retries_left(connection, job) == 1 + RECOVERY_RETRIES
 
+    @pytest.mark.parametrize("spoil", ["too long", "for ever", "other type"])
     def test_one_worker_at_a_time_recovers(
-        self, holder: RunningWorker, connection: Redis, monkeypatch: pytest.MonkeyPatch
+        self,
+        holder: RunningWorker,
+        connection: Redis,
+        monkeypatch: pytest.MonkeyPatch,
+        spoil: str,
     ) -> None:
         monkeypatch.setattr(keeper, "RECOVERY_MILLISECONDS", 60_000)
         job = submit(messages=HI)
         holder.engine.wait_for_tasks(1)
+        holder.claim_no_more()
         for entry in connection.zrange(registry(connection).key, 0, -1):
             connection.zadd(registry(connection).key, {entry: 1})
 
@@ -260,9 +266,15 @@ class TestRecovery:
         holder.worker._leases._recover_expired()
         assert job.status() == "in_progress"
 
-        # and a record that would stand for longer than it ever should: a clock was set back
-        connection.pexpire(keys.RECOVERY, 3_600_000)
-        holder.claim_no_more()
+        # and a record that would stand for longer than it ever should
+        if spoil == "too long":  # a clock was set back
+            connection.pexpire(keys.RECOVERY, 3_600_000)
+        elif spoil == "for ever":
+            connection.set(keys.RECOVERY, "[]")
+        else:
+            connection.delete(keys.RECOVERY)
+            connection.sadd(keys.RECOVERY, "x")
+        assert job.status() == "in_progress"
         holder.worker._leases._recover_expired()
         assert job.status() == "queued"
 

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker
+from odd_values import BYTES, TYPES
 from redis import Redis
 from rq.job import Job as RQJob
 
@@ -30,6 +31,21 @@ def test_it_is_one_holders_until_that_gives_it_up(connection: Redis) -> None:
     first.give_up()
     second.take()
     assert (first.is_anothers(), second.lost) == (True, True)
+
+
+@pytest.mark.parametrize("spoil", ["no text", "set"])
+def test_what_somebody_has_put_there_is_no_lease(connection: Redis, spoil: str) -> None:
+    if spoil in BYTES:
+        connection.set(keys.worker_name("w"), BYTES[spoil])
+    else:
+        TYPES[spoil](connection, keys.worker_name("w"))
+    lease = NameLease(connection, "w", seconds=60)
+    assert not lease.is_anothers()
+    lease.give_up()
+    lease.take()
+    assert connection.ttl(keys.worker_name("w")) > 0
+    other = NameLease(connection, "w", seconds=60)
+    assert other.is_anothers()
 
 
 def test_whoever_worked_under_a_supervisor_finds_its_name_again(connection: Redis) -> None:
