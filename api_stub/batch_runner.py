@@ -287,7 +287,7 @@ class _Run:
     def _is_overdue(self) -> bool:
         """Whether the window has closed, by the clock of Redis; not while that is away."""
         with suppress(RedisError):
-            return redis_time(self._connection) >= self._record["expires_at"]
+            return bool(redis_time(self._connection) >= self._record["expires_at"])
         return False
 
     def _finish(self) -> None:

@@ -25,9 +25,10 @@ from typing import Any
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 
+from breaking.blows import schedule  # noqa: E402
 from breaking.eviction import evict  # noqa: E402
 from breaking.failover import fail_over  # noqa: E402
-from breaking.killing import kill, other_namespace, schedule  # noqa: E402
+from breaking.killing import kill, other_namespace  # noqa: E402
 from breaking.ledger import FAULTS  # noqa: E402
 
 PARTS = ("killing", "eviction", "failover")

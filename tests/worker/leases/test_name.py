@@ -61,7 +61,7 @@ def test_a_worker_whose_name_was_taken_gives_back_what_it_holds_and_ends(
     with running_worker(engine, name="mac", lease=2) as worker:
         job = submit(messages=HI, max_attempts=1)
         engine.wait_for_tasks(1)
-        connection.set(keys.worker_name("mac"), "another")
+        connection.set(keys.worker_name("mac"), "another", ex=60)
         worker._thread.join(PATIENCE)
         with pytest.raises(NameTaken):
             worker.join()
