@@ -17,7 +17,7 @@ from redis import Redis
 
 from breaking.ledger import Asked, Ledger
 from breaking.workers import Workers
-from mlx_rq import JobNotFound, fetch, submit_many
+from mlx_rq import JobFailed, JobNotFound, fetch, submit_many
 from mlx_rq.jobs.queue import keys
 from mlx_rq.worker.results.spool import UNPLACED
 
@@ -116,6 +116,6 @@ class _Told:
             fetch(job_id, redis_url=self._url).result(0)
         except JobNotFound:
             return True
-        except Exception as error:
-            return "has no answer" in str(error)
+        except JobFailed as failure:
+            return failure.error["code"] == "job_lost"
         return False

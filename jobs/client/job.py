@@ -160,6 +160,9 @@ class Job:
         match STATUSES.get(status, "queued"):
             case "queued" | "in_progress":
                 return None
+            case "completed":
+                message = "The result of the job is gone from Redis: it was evicted or deleted."
+                return {"error": error_object(message, code="job_lost", type="server_error")}
             case ended:
                 # RQ ended the job without us (somebody ran its commands): still one visible end.
                 message = f"The job was ended by RQ itself ({ended}) and has no answer."

@@ -7,7 +7,6 @@ from redis import Redis
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.worker.leases.scripts import script_of
 
-
 WITHOUT_END = -1
 """What Redis says of a key that does not expire."""
 

@@ -210,6 +210,17 @@ class TestResult:
         assert failed.value.error["type"] == "server_error"
         assert list(failed.value.error) == ["message", "type", "param", "code"]
 
+    def test_a_result_that_redis_has_lost_is_told(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        start_worker()
+        job = submit(messages=HI)
+        job.result(PATIENCE)
+        connection.delete(keys.result(job.id))
+        with pytest.raises(JobFailed, match="The result of the job is gone from Redis") as failed:
+            job.result(timeout=PATIENCE)
+        assert failed.value.error["code"] == "job_lost"
+
 
 class TestParsed:
     class Person(BaseModel):
