@@ -53,8 +53,6 @@ _READS = frozenset(
     }
 )
 
-_UNTRUSTED = "certificate verify failed"
-
 T = TypeVar("T")
 
 
@@ -172,9 +170,8 @@ class _Connection(SentinelManagedConnection):
             super().connect()  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
             service = self.connection_pool.service_name
-            why = f" ({_UNTRUSTED})" if _UNTRUSTED in str(error) else ""
             raise ConnectionError(
-                f"no Sentinel can be reached that knows a primary {service!r}{why}"
+                f"no Sentinel can be reached that knows a primary {service!r}"
             ) from error
 
 

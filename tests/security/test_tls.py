@@ -156,7 +156,7 @@ def test_the_whole_way_goes_through_tls_with_sentinels_too(
         told = server.http.get(f"/v1/jobs/{job.id}?wait=1").json()
         assert told["status"] == "completed"
     monkeypatch.setattr(sentinel, "_PATIENCE", 0.0)
-    with pytest.raises(RedisUnavailable, match=r"knows a primary 'main' \(certificate verify fail"):
+    with pytest.raises(RedisUnavailable, match="no Sentinel can be reached"):
         submit(messages=HI, redis_url=place)  # nobody vouches for it
 
 
