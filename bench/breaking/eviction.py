@@ -117,5 +117,5 @@ class _Told:
         except JobNotFound:
             return True
         except JobFailed as failure:
-            return failure.error["code"] == "job_lost"
+            return bool(failure.error["code"] == "job_lost")
         return False

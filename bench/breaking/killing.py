@@ -27,7 +27,7 @@ from rq_clean_up import rq_cleaning_up
 
 from breaking.blows import ELSEWHERE, SIDES, Blow, prompts, schedule, submitted
 from breaking.ledger import Ledger, attempts_lost_beyond
-from breaking.spoiling import spoil
+from breaking.spoiling import OddValue, odd_value
 from breaking.workers import LEASE, Workers
 from mlx_rq import RedisUnavailable
 from mlx_rq.jobs.openai.priority import PRIORITIES
@@ -59,8 +59,7 @@ class Arena:
     namespace: Sequence[str] = field(default_factory=other_namespace)
     resumes: list[tuple[float, int | None]] = field(default_factory=list)
     """When what is paused goes on: a process id, or None for Valkey."""
-    spoilt: list[str] = field(default_factory=list)
-    """What was overwritten, and with what."""
+    spoilt: list[OddValue] = field(default_factory=list)
 
     def strike(self, blow: Blow) -> bool:
         """Does one thing, and notes it; says whether there was anything to do it to."""
@@ -117,9 +116,10 @@ class Arena:
                 self.ledger.cancelled.add(job_id)  # whether or not the reply comes
                 self.ledger.asked[job_id].job.cancel()
             case "odd value":
-                what, about = spoil(connection, chance)
-                self.spoilt.append(what)
-                self.ledger.spoilt |= about
+                odd = odd_value(connection, chance)
+                self.spoilt.append(odd)
+                self.ledger.spoilt |= odd.about
+                odd.write(connection)
 
     def _pause(self, process: int, seconds: float) -> None:
         os.kill(process, signal.SIGSTOP)
@@ -198,7 +198,7 @@ def kill(folder: Path, jobs: int, seed: int, seconds: float, pace: float, logs: 
             figures = _figures(arena, connection, began)
         if faults or figures["attempts_lost_unbegun"]:
             arena.workers.keep_log(logs)
-            (logs / "odd-values.log").write_text("\n".join(arena.spoilt))
+            (logs / "odd-values.log").write_text("\n".join(map(str, arena.spoilt)))
         return arena.done, found, faults, figures
 
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+from typing import NamedTuple
 
 from odd_values import BYTES, TYPES
 from redis import Redis
@@ -21,8 +22,31 @@ _COPIES = {
 _SEARCHED = 4000
 
 
-def spoil(connection: Redis, chance: random.Random) -> tuple[str, set[str]]:
-    """Overwrites one key, or one field of one; returns what, and the ids of the jobs it is about.
+class OddValue(NamedTuple):
+    """A key, a field of it or None, and what is to be put there."""
+
+    key: str
+    field: bytes | str | None
+    name: str
+
+    @property
+    def about(self) -> set[str]:
+        """The ids of the jobs that the key is about."""
+        return set(_JOB_ID.findall(self.key)[:1])
+
+    def write(self, connection: Redis) -> None:
+        if self.field is not None:
+            connection.hset(self.key, self.field, BYTES[self.name])
+            return
+        connection.delete(self.key)
+        if self.name in BYTES:
+            connection.set(self.key, BYTES[self.name])
+        else:
+            TYPES[self.name](connection, self.key)
+
+
+def odd_value(connection: Redis, chance: random.Random) -> OddValue:
+    """Chooses one of the keys that there are, or a field of one, and what is put there.
 
     Not by what a loss of data is told, nor what a worker has in flight: where nobody can know that,
     a death counts for all that it had.
@@ -30,24 +54,15 @@ def spoil(connection: Redis, chance: random.Random) -> tuple[str, set[str]]:
     damaged = any(connection.type(key) not in (b"none", kind) for key, kind in _COPIES.items())
     # One key of each kind: else those of jobs would be nearly all that is ever hit.
     kinds: dict[str, list[str]] = {}
-    for number, key in enumerate(connection.scan_iter("*", count=1000)):
-        name = key.decode()
+    for number, found in enumerate(connection.scan_iter("*", count=1000)):
+        name = found.decode()
         kinds.setdefault(_JOB_ID.sub("id", name), []).append(name)
         if number == _SEARCHED:
             break
     spared = (*_SPARED, *_COPIES) if damaged else _SPARED
     kind = chance.choice(sorted(kind for kind in kinds if not kind.startswith(spared)))
     key = chance.choice(sorted(kinds[kind]))
-    about = set(_JOB_ID.findall(key)[:1])
     if connection.type(key) == b"hash" and chance.random() < 0.7:
         field = chance.choice(sorted(connection.hkeys(key)))
-        odd = chance.choice(sorted(BYTES))
-        connection.hset(key, field, BYTES[odd])
-        return f"{key} {field!r}: {odd}", about
-    connection.delete(key)
-    odd = chance.choice(sorted([*BYTES, *TYPES]))
-    if odd in BYTES:
-        connection.set(key, BYTES[odd])
-    else:
-        TYPES[odd](connection, key)
-    return f"{key}: {odd}", about
+        return OddValue(key, field, chance.choice(sorted(BYTES)))
+    return OddValue(key, None, chance.choice(sorted([*BYTES, *TYPES])))
