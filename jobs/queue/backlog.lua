@@ -34,13 +34,48 @@ end
 -- No list of Redis is longer.
 local MOST = 2 ^ 32
 
+local function member_of(path, job_id)
+  return (string.match(path, '^%x+$') or '') .. ':' .. job_id
+end
+
+-- Notes that jobs were lost: evicted, or deleted by hand.
+local function count_lost(list, jobs)
+  local state = backlog_of(list).state
+  if jobs == 0 then return end
+  add('HINCRBY', state, 'lost', jobs)
+  redis.call('HSET', state, 'lost_at', math.floor(seconds()))
+end
+
+-- Makes the backlog anew of RQ's list, where it is lost or holds another type: each may be lost, and
+-- then the other one has to hold everything.
+local function mend_backlog(list, job_prefix)
+  local backlog, damaged = backlog_of(list), false
+  for _, round in ipairs({backlog.round, backlog.next}) do
+    if attempt('ZCARD', round) == false then
+      redis.call('DEL', round)
+      damaged = true
+    end
+  end
+  if not damaged and redis.call('EXISTS', backlog.round, backlog.next) > 0 then return end
+  for _, job_id in ipairs(attempt('LRANGE', list, 0, -1) or {}) do
+    local is_id = string.match(job_id, '^[%w_-]+$')
+    local record = is_id and attempt('HMGET', job_prefix .. job_id, 'status', 'meta')
+    if record and record[1] == 'queued' then
+      local decoded, meta = pcall(cjson.decode, record[2] or '')
+      local path = decoded and type(meta) == 'table' and type(meta.path) == 'string' and meta.path
+      redis.call('ZADD', backlog.next, 0, member_of(path or '', job_id))
+    end
+  end
+end
+
 -- Makes a list anew that is lost, or holds another type: of what waits in the backlog, the oldest
 -- first. What waits no more is taken out of the backlog, so that this is not done again in vain.
+-- Returns the ids of the jobs that are gone, where the list was lost with them.
 local function mend(list, job_prefix)
-  local backlog, jobs = backlog_of(list), {}
+  local backlog, jobs, gone = backlog_of(list), {}, {}
   local entries = attempt('LLEN', list)
   if entries and (entries > 0 or redis.call('EXISTS', backlog.round, backlog.next) == 0) then
-    return
+    return gone
   end
   redis.call('DEL', list)
   for _, round in ipairs({backlog.round, backlog.next}) do
@@ -51,12 +86,17 @@ local function mend(list, job_prefix)
         jobs[#jobs + 1] = {record[2] or '', job_id}
       else
         redis.call('ZREM', round, member)
+        local exists = job_id and redis.call('EXISTS', job_prefix .. job_id)
+        if exists == 0 then gone[#gone + 1] = job_id end
       end
     end
   end
   table.sort(jobs, function(one, other) return one[1] < other[1] end)
   for _, job in ipairs(jobs) do redis.call('RPUSH', list, job[2]) end
-  if not entries or #jobs > 0 then attempt('HDEL', backlog.state, 'stale') end
+  if entries and #jobs == 0 then return {} end -- it was only empty
+  attempt('HDEL', backlog.state, 'stale', 'missing')
+  count_lost(list, #gone)
+  return gone
 end
 
 -- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
@@ -80,28 +120,24 @@ local function count_dropped(list, dropped, missing)
 end
 
 -- Begins to count anew where nothing stale is left in the list. If more was dropped than claims had
--- left there, jobs were lost: evicted, or deleted by hand. Returns how many.
+-- left there, jobs were lost. Returns how many.
 local function settle(list)
   local state = backlog_of(list).state
   local counts = attempt('HMGET', state, 'stale', 'missing') or {}
   local stale, missing = whole(counts[1], -MOST, MOST) or 0, whole(counts[2], 0, MOST) or 0
   local lost = math.min(missing, -stale)
-  if lost > 0 then
-    add('HINCRBY', state, 'lost', lost)
-    redis.call('HSET', state, 'lost_at', math.floor(seconds()))
-  end
+  count_lost(list, lost)
   if counts[1] or counts[2] then attempt('HDEL', state, 'stale', 'missing') end
   return lost
 end
 
-local function member_of(path, job_id)
-  return (string.match(path, '^%x+$') or '') .. ':' .. job_id
-end
-
 -- Adds a job to this round where that takes more, else to the next one.
-local function join(list, path, job_id)
+local function join(list, path, job_id, job_prefix)
   local backlog = backlog_of(list)
   local closes = tonumber(attempt('HGET', backlog.state, 'closes') or '')
   local round = closes and seconds() < closes and backlog.round or backlog.next
-  write('ZADD', round, 0, member_of(path, job_id))
+  if attempt('ZADD', round, 0, member_of(path, job_id)) == false then
+    mend_backlog(list, job_prefix)
+    redis.call('ZADD', round, 0, member_of(path, job_id))
+  end
 end

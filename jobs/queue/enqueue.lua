@@ -119,7 +119,7 @@ for _, job in ipairs(new) do
     mend(list, job_prefix)
     redis.call('RPUSH', list, job.id)
   end
-  join(list, job.path, job.id)
+  join(list, job.path, job.id, job_prefix)
   if job.record ~= '' then
     write('HSET', job.record, 'job', job.id, 'body', job.body)
     redis.call('EXPIRE', job.record, kept)

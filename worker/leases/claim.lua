@@ -137,7 +137,11 @@ end
 
 -- Takes jobs of one queue. Returns true where a suspect was met: then nothing more is claimed.
 local function take(queue, list, registry)
-  mend(list, names.job)
+  for _, job_id in ipairs(mend(list, names.job)) do
+    lost = lost + 1
+    gone[#gone + 1] = job_id
+  end
+  mend_backlog(list, names.job)
   local first = first_of(list)
   local entries = attempt('LLEN', list) or 0
   if entries == 0 then lost = lost + settle(list) end -- emptied, perhaps by RQ

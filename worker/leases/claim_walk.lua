@@ -139,9 +139,6 @@ end
 -- Returns true where a suspect was met: then nothing more is claimed.
 local function walk(queue, list, registry)
   local backlog, before = backlog_of(list), #claimed
-  for _, round in ipairs({backlog.round, backlog.next}) do
-    if attempt('ZCARD', round) == false then redis.call('DEL', round) end
-  end
   close_in_time(backlog)
   adopt(list, backlog)
   take_returned(queue, list, registry, backlog)

@@ -50,7 +50,7 @@ end
 write('LPUSH', backlog_of(queue).returned, given.job_id)
 local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
 if not decoded or type(meta) ~= 'table' then meta = {} end
-join(queue, type(meta.path) == 'string' and meta.path or '', given.job_id)
+join(queue, type(meta.path) == 'string' and meta.path or '', given.job_id, names.job)
 if given.to_others and type(meta.prefix) == 'string' then
   local owner = names.owner .. meta.prefix
   if attempt('GET', owner) == worker then redis.call('DEL', owner) end

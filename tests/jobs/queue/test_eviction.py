@@ -131,6 +131,31 @@ class TestALostJob:
         assert sorted(taken) == sorted(job.id for job in waiting[1:])
         assert connection.exists(f"mlx-rq:backlog:{QUEUE}", f"mlx-rq:backlog-next:{QUEUE}") == 0
 
+    @pytest.mark.parametrize("seen_by", ["claim", "enqueue"])
+    def test_a_backlog_that_was_lost_is_made_anew_before_the_list_is_lost_too(
+        self, redis_url: str, connection: Redis, seen_by: str
+    ) -> None:
+        waiting = submit_many([{"prompt": f"Say {number}."} for number in range(6)])
+        connection.set(f"mlx-rq:backlog-next:{QUEUE}", "x")
+        claims = claims_of(connection)
+        if seen_by == "claim":
+            assert [job.id for job in claims.take(1)] == [waiting.pop(0).id]
+        else:
+            waiting.append(submit(messages=HI))
+        connection.set(f"rq:queue:{QUEUE}", "x")
+        taken = [job.id for _ in range(4) for job in claims.take(100)]
+        assert sorted(taken) == sorted(job.id for job in waiting)
+
+    def test_what_is_gone_with_its_list_is_counted_and_told(
+        self, redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, *jobs = submit_many([{"prompt": f"Say {number}."} for number in range(6)])
+        connection.delete(f"rq:queue:{QUEUE}", *(RQJob.key_for(job.id) for job in jobs))
+        assert [job.id for job in claims_of(connection).take(9)] == [first.id]
+        assert lost_from(connection, [QUEUE])[0].jobs == 5
+        (said,) = [message for message in caplog.messages if "gone" in message]
+        assert set(said.rpartition(": ")[2].split(", ")) == {job.id for job in jobs}
+
     def test_what_was_cancelled_and_deleted_is_not_lost(
         self, redis_url: str, connection: Redis
     ) -> None:
