@@ -92,7 +92,10 @@ class Ledger:
         for job_id, asked in self.asked.items():
             outcome, status = read_outcome(connection, job_id)
             last = Seen(status, outcome)
-            became = self._became(asked, last, began[job_id], is_told)
+            # A death while it was read by itself is an attempt, too.
+            read = reading.ask(connection.hget, RQJob.key_for(job_id), "lost_in_reading")
+            begun = began[job_id] + (read == b"1")
+            became = self._became(asked, last, begun, is_told)
             found[became] += 1
             if became in FAULTS and became != "lost and told":
                 faults.append(

@@ -24,7 +24,7 @@ from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import WITHOUT_END, NameLease, NameTaken
-from mlx_rq.worker.leases.recovery import ExpiredLeases
+from mlx_rq.worker.leases.recovery import ExpiredLeases, give_back_unlisted
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
@@ -76,6 +76,7 @@ class LeaseKeeper(threading.Thread):
         self._renew = connection.register_script(script_of("renew.lua"))
         self._expired = ExpiredLeases(connection, recover, patience=2 * self.interval)
         self._data_set: str | None = None
+        self._others: set[str] = set()
         self._name = name
         self._redis = RedisRetry(self._redis_failed, seconds=min(RETRY_SECONDS, self.interval))
         self._stopping = threading.Event()
@@ -165,11 +166,15 @@ class LeaseKeeper(threading.Thread):
             self._register_again()
         served = set(self._describe()["serves"])
         remember_served(self._connection, served)
-        self.alone = not any(
-            served.intersection(other["serves"])
+        others = {
+            other["name"]: other["serves"]
             for other in live_workers(self._connection)
             if other["name"] != self._worker.name
-        )
+        }
+        self.alone = not any(map(served.intersection, others.values()))
+        for gone in self._others.difference(others):
+            give_back_unlisted(self._connection, gone)
+        self._others = set(others)
 
     def say(self, pipe: Pipeline | None = None) -> None:
         """Says what the worker serves and has done; the record ends by itself where nobody does."""

@@ -148,6 +148,20 @@ class ExpiredLeases:
         return _give_back_expired(self._connection, due)
 
 
+def give_back_unlisted(connection: Redis, worker_name: str) -> int:
+    """Gives back what a worker that is gone held, where its leases were lost with their registry.
+
+    Those that are listed end by themselves. Returns how many jobs went back.
+    """
+    held = []
+    for job_id, execution_id, queue_name in _held_by(connection, worker_name):
+        leases = key_names(queue_name)["started"]
+        end = reading.ask(connection.zscore, leases, f"{job_id}:{execution_id}")
+        if end is None or end is reading.WRONG_TYPE:
+            held.append(Held(job_id, execution_id, queue_name))
+    return give_back(connection, held, count="in_flight") if held else 0
+
+
 def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
     """Gives back the jobs whose leases ran out, at once; returns how many."""
     seen = find_leases(connection, queues)
@@ -190,20 +204,7 @@ def reap(connection: Redis, worker_name: str) -> int:
 
     Only for one that is known to be dead: a living one would lose its leases.
     """
-    parts = execution_key_parts()
-    executions = f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
-    members = reading.texts(reading.ask(connection.smembers, executions))
-    leases = [_held(composite, "") for composite in members]
-    with connection.pipeline(transaction=False) as pipe:
-        for lease in leases:
-            pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
-        records = reading.ask_all(pipe)
-    held = [
-        (reading.text(fields[1]), lease._replace(queue_name=reading.text(fields[0])))
-        for lease, fields in zip(leases, records, strict=True)
-        if fields is not reading.WRONG_TYPE and keys.is_ours(reading.text(fields[0]))
-    ]
-    in_order = [lease for _, lease in sorted(held)]
+    in_order = _held_by(connection, worker_name)
     returned = give_back(connection, in_order, count="in_flight") if in_order else 0
     record = f"{BaseWorker.redis_worker_namespace_prefix}{worker_name}"
     queues = reading.text(reading.ask(connection.hget, record, "queues"))
@@ -214,8 +215,29 @@ def reap(connection: Redis, worker_name: str) -> int:
         reading.ask(connection.srem, listed_in, record)
     # What it had in flight is still asked for where a lease is left that this did not find.
     ours = (keys.worker(worker_name), keys.worker_name(worker_name))
-    connection.delete(record, executions, *ours)
+    connection.delete(record, _executions_of(worker_name), *ours)
     return returned
+
+
+def _executions_of(worker_name: str) -> str:
+    parts = execution_key_parts()
+    return f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
+
+
+def _held_by(connection: Redis, worker_name: str) -> list[Held]:
+    """Tells what RQ's set of a worker's executions says that it holds, in the jobs' order."""
+    members = reading.texts(reading.ask(connection.smembers, _executions_of(worker_name)))
+    leases = [_held(composite, "") for composite in members]
+    with connection.pipeline(transaction=False) as pipe:
+        for lease in leases:
+            pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
+        records = reading.ask_all(pipe)
+    held = [
+        (reading.text(fields[1]), lease._replace(queue_name=reading.text(fields[0])))
+        for lease, fields in zip(leases, records, strict=True)
+        if fields is not reading.WRONG_TYPE and keys.is_ours(reading.text(fields[0]))
+    ]
+    return [lease for _, lease in sorted(held)]
 
 
 def reap_dead_of_this_machine(connection: Redis, machine: str) -> None:

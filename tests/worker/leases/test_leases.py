@@ -222,6 +222,29 @@ class TestRenewal:
         first_end = lease_ends(connection)[job.id]
         eventually(lambda: lease_ends(connection)[job.id] > first_end, "a renewal")
 
+    def test_what_a_worker_held_that_died_without_a_registry_goes_back(
+        self, holder: RunningWorker, connection: Redis, redis_url: str
+    ) -> None:
+        submit(messages=HI)
+        holder.engine.wait_for_tasks(1)
+        holder.claim_no_more()
+        jobs = submit_many([{"prompt": "a"}, {"prompt": "b"}])
+        claims(connection, "dead").take(2)
+        # given one whose record ends, while the registry holds the lease on one of its jobs only
+        connection.sadd("rq:workers", "rq:worker:dead")
+        connection.set(keys.worker("dead"), '{"serves": ["default"]}')
+        holder.worker._leases.renew()
+        for entry in connection.zrange(registry(connection).key, 0, -1):
+            if entry.decode().startswith(jobs[0].id):
+                connection.zrem(registry(connection).key, entry)
+        holder.worker._leases.renew()
+        assert [job.status() for job in jobs] == ["in_progress"] * 2
+
+        connection.delete(keys.worker("dead"))
+        holder.worker._leases.renew()
+
+        assert [job.status() for job in jobs] == ["queued", "in_progress"]
+
 
 class TestRecovery:
     def test_the_jobs_of_a_dead_worker_go_back_and_count_an_attempt(
