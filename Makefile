@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 
-.PHONY: demo test test-page test-clients families performance docs lint format clean
+.PHONY: demo test test-page test-clients families performance pictures docs lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
@@ -32,6 +32,10 @@ families: $(VENV)/.dev
 performance: $(VENV)/.dev
 	$(BIN)/python bench/performance.py
 
+# Takes the pictures of terminals in docs/images/.
+pictures: $(VENV)/.dev
+	$(BIN)/python docs/terminals.py
+
 # Other people's clients, each installed in an environment of its own below .clients/; it takes a
 # while, and writes docs/clients.md.
 test-clients: $(VENV)/.dev
@@ -50,7 +54,8 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy | tee /dev/stderr | \
 		grep -q "^Success: no issues found in $$(find -L mlx_rq -name '*.py' | wc -l) source files"
 	@# Nothing else tells that a benchmark does not fit the code any more.
-	MYPYPATH=tests:tests/engine:tests/reliability $(BIN)/mypy --follow-imports silent bench docs/site.py
+	MYPYPATH=tests:tests/engine:tests/reliability $(BIN)/mypy --follow-imports silent \
+		bench docs/site.py docs/terminals.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

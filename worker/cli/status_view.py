@@ -1,5 +1,6 @@
 """How the state of queues and workers looks on a terminal, in 80 columns."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -144,12 +145,17 @@ def failure_lines(failures: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         yield line(f"    {failure['message']}")
 
 
+_RANDOM_NAME = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20}\b")
+"""A name that a worker was not given: its first characters are enough, and fit the line."""
+
+
 def life_lines(events: Sequence[Event]) -> Iterator[str]:
     """Writes what happened to a job: when, how long after it was queued, and what."""
     for event in events:
         at = datetime.fromtimestamp(event.at).astimezone()
         after = f"{event.at - events[0].at:+9.3f} s"
-        yield f"{at:%H:%M:%S} {after}  {event.name:12} {plain(event.detail)}".rstrip()
+        detail = _RANDOM_NAME.sub(r"\1", plain(event.detail))
+        yield f"{at:%H:%M:%S} {after}  {event.name:12} {detail}".rstrip()
 
 
 def _ago(ended_at: str | None) -> str:
