@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/mlx-rq demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The HTTP server's page in the system's Chromium (Debian: chromium-headless-shell), which also takes
 # the pictures in docs/images/. Fails where there is none.

@@ -15,7 +15,7 @@ from models import quick_smollm2_folder
 
 pytestmark = pytest.mark.slow
 
-ROWS = 10
+ROWS = 6
 TRADES = ("baker", "doctor", "farmer", "pilot", "poet")
 PERSON = {
     "type": "object",
