@@ -207,10 +207,11 @@ class MLXEngine:
         No KV is kept: what was computed belongs to the adapter that it was computed with.
         """
         assert not self._sequences.tasks, "what has begun is finished with its own adapter"
-        self._running.adapted("" if adapter is None else adapter.model_id)
+        self._running.adapted("")
         self._model = self._adapted.take_off()
         if adapter is not None:
             self._model = self._adapted.put_on(adapter)
+            self._running.adapted(adapter.model_id)
         self._device.clear_cache()
 
     def close(self) -> None:

@@ -188,7 +188,8 @@ def _objections(places: Mapping[str, mx.array], weights: Mapping[str, mx.array])
 
 
 def _fingerprint(folder: Path) -> str:
-    """Names an adapter by its configuration and the size of its weights."""
+    """Names an adapter by all of it: one that is trained again keeps the size of its weights."""
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
-    digest.update(str((folder / WEIGHTS).stat().st_size).encode())
+    with (folder / WEIGHTS).open("rb") as weights:
+        digest.update(hashlib.file_digest(weights, "sha256").digest())
     return digest.hexdigest()[:8]

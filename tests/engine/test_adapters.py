@@ -113,6 +113,17 @@ def test_an_adapter_leaves_nothing_behind(tmp_path: Path) -> None:
     assert held[0] == held[-1]
 
 
+def test_an_adapter_that_is_trained_again_has_another_fingerprint(tmp_path: Path) -> None:
+    first, again = (write_adapter(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    sizes = [(folder / "adapters.safetensors").stat().st_size for folder in (first, again)]
+    assert sizes[0] == sizes[1]
+    engine, seen = engine_of(), []
+    for folder in (first, again, first):
+        engine.adapt(Adapter("tiny:a", folder))
+        seen.append(engine.fingerprint)
+    assert seen[0] == seen[2] != seen[1]
+
+
 FITS = "model.layers.1.mlp.down_proj.lora_a"
 
 
@@ -138,11 +149,14 @@ def test_one_that_does_not_fit_says_why_and_the_model_goes_on(
     else:
         mx.save_safetensors(str(file), weights)
     engine = engine_of()
+    expected = said(answers(engine, BODIES[:1]))
+    distinct = engine.totals.distinct_tokens
     with pytest.raises(ModelError) as refused:
         engine.adapt(Adapter("tiny:a", folder))
     assert why in str(refused.value)
     assert engine.model_id == "tiny-llama"
-    assert said(answers(engine, BODIES[:1])) == said(run(fresh_model(), BODIES[:1])[0])
+    assert said(answers(engine, BODIES[:1])) == expected
+    assert engine.totals.distinct_tokens == distinct  # the same model's, so nothing new
 
 
 @pytest.mark.parametrize(
