@@ -8,7 +8,12 @@ from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
-from mlx_rq.jobs.openai.messages import SystemMessage, ToolMessage, UserMessage
+from mlx_rq.jobs.openai.messages import (
+    FunctionMessage,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
 from mlx_rq.jobs.openai.requests import ChatRequest, Request
 
 _LEAST_ANSWER = 16
@@ -31,7 +36,8 @@ def fitted(request: ChatRequest, model: LoadedModel, model_format: ModelFormat) 
     even the shortest does not fit, that is given.
     """
     turns = [m for m in request.messages if not isinstance(m, SystemMessage)]
-    begins = [i for i, turn in enumerate(turns) if not isinstance(turn, ToolMessage)] or [0]
+    results = ToolMessage | FunctionMessage
+    begins = [i for i, turn in enumerate(turns) if not isinstance(turn, results)] or [0]
     by_user = [i for i, turn in enumerate(turns) if isinstance(turn, UserMessage)]
 
     def beginning_at(begin: int) -> ChatRequest:

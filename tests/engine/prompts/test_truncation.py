@@ -27,7 +27,7 @@ def model(template: str, context: int) -> LoadedModel:
 
 
 def chat(roles: str) -> ChatRequest:
-    """A conversation of user (u), assistant (a), system (s) and tool (t), of 20 letters each."""
+    """A conversation of (u)sers, (a)ssistants, (s)ystem, (t)ools, (f)unctions: 20 letters each."""
     messages: list[dict[str, Any]] = []
     for index, letter in enumerate(roles):
         text = f"{letter}{index}".ljust(20, "q")
@@ -40,6 +40,8 @@ def chat(roles: str) -> ChatRequest:
                 messages.append({"role": "system", "content": text})
             case "t":
                 messages.append({"role": "tool", "content": text, "tool_call_id": "c"})
+            case "f":
+                messages.append({"role": "function", "content": text, "name": "f"})
     request = validate("chat", {"messages": messages})
     assert isinstance(request, ChatRequest)
     return request
@@ -78,7 +80,9 @@ def test_any_turn_may_begin_where_the_template_lets_it() -> None:
     whole = chat("uauau")
     assert kept(whole, ANY_FIRST, tokens(chat("auau"), ANY_FIRST)) == "a1u2a3u4"
     assert kept(whole, ANY_FIRST, tokens(chat("au"), ANY_FIRST)) == "a3u4"
-    assert kept(chat("uatu"), ANY_FIRST, tokens(chat("tu"), ANY_FIRST)) == "u3"
+    for result in "tf":
+        request = chat(f"ua{result}u")
+        assert kept(request, ANY_FIRST, tokens(chat(f"{result}u"), ANY_FIRST)) == "u3"
 
 
 def test_what_fits_is_left_as_it_is_whoever_begins() -> None:
