@@ -172,6 +172,8 @@ class ModelChanges:
             logger.error("%s cannot be loaded: %s", model.id, reason)
             # Without its base, none of the adapters can be put on.
             at_fault = self._loaded_for(model)
+            if (base := self._switch.loaded) is not None:
+                self._setbacks.loaded(base)  # else what it met before would stand for its adapter's
             self._setbacks.failed(at_fault, reason)
             self.unloadable = (*self.unloadable, model)  # until the next look tells for sure
             self._note_loaded()

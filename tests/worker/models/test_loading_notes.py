@@ -11,7 +11,7 @@ from fakes import FakeEngine
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.worker.models import setbacks
 from mlx_rq.worker.models.changes import ModelChanges
-from mlx_rq.worker.models.choice import Backlog
+from mlx_rq.worker.models.choice import Backlog, Change
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
 
@@ -94,6 +94,30 @@ def test_what_is_loaded_in_the_end_is_forgiven(tmp_path: Path) -> None:
     assert notes.deaths() == {}
     made.look([])
     assert said(made) == ("", False, ())
+
+
+def test_a_model_that_is_loaded_is_forgiven_though_its_adapter_does_not_fit() -> None:
+    reasons, now = ["no disk", ""], 0.0
+
+    class Unfit(FakeEngine):
+        def adapt(self, adapter: Adapter | None) -> None:
+            raise ValueError("it does not fit")
+
+    def load() -> FakeEngine:
+        if reason := reasons.pop(0):
+            raise OSError(reason)
+        return Unfit()
+
+    x = ServedModel(A_X.names, load, "a", A_X.adapter)
+    made = desk(ServedModel(("a",), load), x, notes=LoadingNotes(None), clock=lambda: now)
+    for _ in range(2):
+        made.next = Change("a:x", "a job waits for it")
+        made.load_next()
+        now += setbacks.AGAIN_SECONDS + 1
+    now -= 2
+    made.look([])
+    assert said(made) == ("", False, (x,))
+    assert made.error(x)["message"] == "The model could not be loaded: it does not fit"
 
 
 def test_what_another_process_loads_now_is_no_death(tmp_path: Path) -> None:
