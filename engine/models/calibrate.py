@@ -93,10 +93,11 @@ def _context(tokens: int, longest: int) -> int:
 def _speeds(model: LoadedModel, folder: Path, context: int) -> dict[int, float]:
     """Gives what was measured before with so many tokens; nothing, where nothing was."""
     by_context = _known(model, folder).get("decode_speeds")
-    known = by_context.get(str(context)) if isinstance(by_context, dict) else None
-    if not isinstance(known, dict):
+    known: Any = by_context.get(str(context)) if isinstance(by_context, dict) else None
+    try:
+        return {int(size): float(speed) for size, speed in known.items()}
+    except (AttributeError, TypeError, ValueError):  # somebody else wrote it
         return {}
-    return {int(size): float(speed) for size, speed in known.items()}
 
 
 def measure_speeds(

@@ -42,9 +42,13 @@ def test_a_machine_is_measured_once_for_each_model(
     assert best() == 16
     assert best("qwen3") == 16
     assert len(trials) == 3
+    for speeds in ({"8": None}, {"all": 1}, [80.0]):
+        calibrate._keep(tiny_model("llama"), tmp_path, decode_speeds={"1024": speeds})
+        assert best() == 16
+    assert len(trials) == 6
     monkeypatch.setattr(calibrate, "_chip", lambda: "another")
     assert best() == 16
-    assert len(trials) == 4
+    assert len(trials) == 7
 
 
 def test_sequences_are_tried_as_long_as_those_that_wait(
