@@ -270,5 +270,5 @@ TheBatches = Annotated[BatchRunner, Depends(_get_batches)]
 
 
 def _is_text(value: Any) -> bool:
-    """Tells whether a value is text that can be written."""
-    return isinstance(value, str) and writable(value) is value
+    """Tells whether a value is some text that can be written."""
+    return isinstance(value, str) and value != "" and writable(value) is value

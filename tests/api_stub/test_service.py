@@ -68,6 +68,8 @@ def test_an_adapter_is_asked_for_by_a_name_that_is_served(
         "The model 'm:/etc' does not exist here: no live worker serves it. Served now: fake, m, "
         "m:loras/sql, m:sql."
     )
+    empty = http.post("/v1/completions", json={"prompt": "Once", "model": "m", "adapters": ""})
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "adapters")
 
 
 def test_the_options_of_a_job_are_parameters_with_their_limits(server: RunningServer) -> None:
