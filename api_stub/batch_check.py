@@ -94,7 +94,11 @@ class _Checker:
     def _check_model(self, line: Line) -> None:
         """Raises RequestError unless the model is that of all lines; without one, any will do."""
         model, adapter = line.body.get("model"), line.body.get("adapters")
-        if not isinstance(model, str) or not model or not isinstance(adapter, str | None):
+        if (
+            not isinstance(model, str)
+            or not isinstance(adapter, str | None)
+            or "" in (model, adapter)
+        ):
             return  # what is wrong with it, the line's own record says
         model = asked_model(model, adapter)
         if self._model is None:

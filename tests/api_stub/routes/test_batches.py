@@ -123,12 +123,13 @@ def test_line_with_a_schema_that_cannot_be_measured_fails_alone(
     odd = [
         line("half", guided_json={"enum": ["\ud800"]}),
         line("endless", guided_json={"multipleOf": 10**400}),
+        line("empty", adapters=""),
     ]
     batch = ended(server, start(server, [line("a"), *odd, line("b")]))
-    assert (batch.status, counts(batch)) == ("completed", (4, 2, 2))
+    assert (batch.status, counts(batch)) == ("completed", (5, 2, 3))
     errors = read(server, batch.error_file_id)
     params = {name: err["response"]["body"]["error"]["param"] for name, err in errors.items()}
-    assert params == {"half": "guided_json", "endless": "guided_json"}
+    assert params == {"half": "guided_json", "endless": "guided_json", "empty": "adapters"}
 
 
 def test_all_lines_failing_is_still_completed(
