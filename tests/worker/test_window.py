@@ -8,6 +8,7 @@ from mlx_rq import submit_many
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue import keys
+from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.window import Window
 
@@ -143,3 +144,13 @@ def test_an_idle_worker_gets_part_of_what_waits_in_another(
         assert job.result(PATIENCE)["choices"][0]["text"] == f"text for {job.id}"
     left = {connection.hget(RQJob.key_for(job.id), "retries_left") for job in jobs}
     assert len(left) == 1  # it was an attempt for none
+
+
+def test_what_says_for_ever_that_a_worker_is_idle_is_deleted(connection: Redis) -> None:
+    mine = Claims(connection, "mine", ["a", "b", "c"], lease_seconds=60, max_wait=30.0)
+    connection.set(keys.idle("a"), "gone")
+    connection.set(keys.idle("b"), "gone", ex=60)
+    connection.set(keys.idle("c"), "mine", ex=60)
+    assert mine.idle_models() == {"b"}
+    assert not connection.exists(keys.idle("a"))
+    assert connection.exists(keys.idle("b"), keys.idle("c")) == 2

@@ -27,6 +27,7 @@ from mlx_rq.jobs.queue.options import (
 )
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_meta
 from mlx_rq.jobs.queue.scripts import by_name
+from mlx_rq.worker.leases.name import WITHOUT_END
 from mlx_rq.worker.leases.recovery import Count, Held, give_back
 from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
@@ -218,13 +219,24 @@ class Claims:
             pipe.execute()
 
     def idle_models(self) -> set[str]:
-        """Names those of the models for which another worker has nothing to do."""
+        """Names those of the models for which another worker has nothing to do.
+
+        What says so without an end says nothing, and is deleted.
+        """
         with self._connection.pipeline(transaction=False) as pipe:
             for model in self._models:
                 pipe.get(keys.idle(model))
-            names = [reading.text(reply) for reply in reading.ask_all(pipe)]
+                pipe.pttl(keys.idle(model))
+            replies = reading.ask_all(pipe)
+        said = {
+            model: reading.text(name)
+            for model, name, left in zip(self._models, replies[::2], replies[1::2], strict=True)
+            if left != WITHOUT_END
+        }
+        if stale := [keys.idle(model) for model in self._models if model not in said]:
+            self._connection.delete(*stale)
         nobody = ("", self._worker_name)
-        return {m for m, name in zip(self._models, names, strict=True) if name not in nobody}
+        return {model for model, name in said.items() if name not in nobody}
 
     def _say_lost(self, lost: int, gone: Sequence[bytes]) -> None:
         """Says how many jobs were lost, and which, where that is certain.
