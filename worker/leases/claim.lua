@@ -163,5 +163,5 @@ for queue = 1, (#KEYS - 1) / 2 do
   if has_enough() then break end
   if take(queue, KEYS[2 * queue - 1], KEYS[2 * queue]) then break end
 end
-if #claimed > 0 then redis.call('EXPIRE', worker_executions, given.lease + MARGIN) end
+if #claimed > 0 then redis.call('EXPIRE', worker_executions, kept(given.lease)) end
 return {claimed, lost, gone}

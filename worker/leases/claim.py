@@ -18,7 +18,7 @@ from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.queue import keys, reading
-from mlx_rq.jobs.queue.finish import Lease, execution_key_parts
+from mlx_rq.jobs.queue.finish import Lease
 from mlx_rq.jobs.queue.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESULT_TTL,
@@ -28,7 +28,7 @@ from mlx_rq.jobs.queue.options import (
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_meta
 from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.worker.leases.name import WITHOUT_END
-from mlx_rq.worker.leases.recovery import Count, Held, give_back
+from mlx_rq.worker.leases.recovery import Count, Held, executions_of, give_back
 from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
 logger = logging.getLogger("mlx_rq.worker")
@@ -115,8 +115,7 @@ class Claims:
             for priority in PRIORITIES
             for model in self._models
         ]
-        parts = execution_key_parts()
-        self._executions = f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
+        self._executions = executions_of(worker_name)
         self._queue_keys = {
             queue.name: (queue.key, queue.started_job_registry.key) for queue in self.queues
         }

@@ -16,7 +16,6 @@ from typing import Any
 from redis import Redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.utils import as_text
 
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
@@ -24,7 +23,7 @@ from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
 from mlx_rq.worker.leases.name import WITHOUT_END, NameLease, NameTaken
-from mlx_rq.worker.leases.recovery import ExpiredLeases, give_back_unlisted
+from mlx_rq.worker.leases.recovery import ExpiredLeases, executions_of, give_back_unlisted
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
@@ -44,6 +43,8 @@ class RenewArguments:
     leases: list[tuple[str, str, str]]
     """Of each its job, its execution and the job's queue."""
     worker: str
+    executions: str
+    """The key of RQ's set of the worker's executions."""
     lease: int
     prefixes: Mapping[str, str]
     data_set: str
@@ -148,6 +149,7 @@ class LeaseKeeper(threading.Thread):
         arguments = RenewArguments(
             leases=[(job.id, job.lease.execution_id, job.queue_name) for job in self._jobs()],
             worker=self._worker.name,
+            executions=executions_of(self._worker.name),
             lease=self._lease_seconds,
             prefixes=key_prefixes(),
             data_set=keys.DATA_SET,
@@ -161,7 +163,7 @@ class LeaseKeeper(threading.Thread):
             pipe.hexists(self._worker.key, "birth")
             self._renew(args=[by_name(arguments)], client=pipe)
             *_, listed, known, data_set = reading.ask_all(pipe)
-        self._look_at_data(as_text(data_set))
+        self._look_at_data(reading.text(data_set))
         if not known or reading.WRONG_TYPE in (listed, known):
             self._register_again()
         served = set(self._describe()["serves"])
@@ -193,8 +195,8 @@ class LeaseKeeper(threading.Thread):
 
     @property
     def _in_flight_seconds(self) -> int:
-        """Longer than the leases, so that it can be read when they have run out."""
-        return 2 * self._lease_seconds + 60
+        """As long as what tells of the leases (`lease.lua`): it is read when they go back."""
+        return 3 * self._lease_seconds + 60
 
     def _look_at_data(self, data_set: str) -> None:
         """Says where Redis has lost its data: what it had, has gone with its id."""

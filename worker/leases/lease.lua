@@ -7,8 +7,11 @@
 
 -- Seconds of Unix time, in the year 2286.
 local EPOCH = 10000000000
--- RQ keeps the records of an execution a minute longer than its lease.
-local MARGIN = 60
+-- Seconds that what tells of a lease lies there after it was taken or renewed. The worker's own record
+-- lasts two leases; when others miss that, this still tells them what it held.
+local function kept(lease)
+  return 3 * lease + 60
+end
 
 local function now()
   return EPOCH + seconds()

@@ -215,18 +215,19 @@ def reap(connection: Redis, worker_name: str) -> int:
         reading.ask(connection.srem, listed_in, record)
     # What it had in flight is still asked for where a lease is left that this did not find.
     ours = (keys.worker(worker_name), keys.worker_name(worker_name))
-    connection.delete(record, _executions_of(worker_name), *ours)
+    connection.delete(record, executions_of(worker_name), *ours)
     return returned
 
 
-def _executions_of(worker_name: str) -> str:
+def executions_of(worker_name: str) -> str:
+    """Names RQ's set of a worker's executions."""
     parts = execution_key_parts()
     return f"{parts.worker_prefix}{worker_name}{parts.worker_suffix}"
 
 
 def _held_by(connection: Redis, worker_name: str) -> list[Held]:
     """Tells what RQ's set of a worker's executions says that it holds, in the jobs' order."""
-    members = reading.texts(reading.ask(connection.smembers, _executions_of(worker_name)))
+    members = reading.texts(reading.ask(connection.smembers, executions_of(worker_name)))
     leases = [_held(composite, "") for composite in members]
     with connection.pipeline(transaction=False) as pipe:
         for lease in leases:

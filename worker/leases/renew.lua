@@ -24,10 +24,12 @@ for _, lease in ipairs(given.leases) do
     if not redis.call('HGET', record, 'created_at') then
       redis.call('HSET', record, 'created_at', string.format('%.6f', seconds()))
     end
-    redis.call('EXPIRE', record, given.lease + MARGIN)
-    write('ZADD', names.executions .. job_id, now() + given.lease + MARGIN, execution)
-    redis.call('EXPIRE', names.executions .. job_id, given.lease + MARGIN)
+    redis.call('EXPIRE', record, kept(given.lease))
+    write('ZADD', names.executions .. job_id, now() + kept(given.lease), execution)
+    redis.call('EXPIRE', names.executions .. job_id, kept(given.lease))
+    write('SADD', given.executions, composite)
   end
 end
+redis.call('EXPIRE', given.executions, kept(given.lease))
 if not attempt('GET', given.data_set) then write('SET', given.data_set, given.new_data_set) end
 return redis.call('GET', given.data_set)

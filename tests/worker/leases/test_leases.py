@@ -20,7 +20,7 @@ from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob
 from mlx_rq.worker.leases import keeper
 from mlx_rq.worker.leases.claim import Claims
-from mlx_rq.worker.leases.recovery import EPOCH
+from mlx_rq.worker.leases.recovery import EPOCH, executions_of
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -221,6 +221,36 @@ class TestRenewal:
         worker.engine.wait_for_tasks(1)
         first_end = lease_ends(connection)[job.id]
         eventually(lambda: lease_ends(connection)[job.id] > first_end, "a renewal")
+
+    def test_what_tells_of_a_lease_outlasts_the_record_of_its_worker(
+        self, holder: RunningWorker, connection: Redis
+    ) -> None:
+        """Else nobody could tell what it held, when that record is missed."""
+        job = submit(messages=HI)
+        holder.engine.wait_for_tasks(1)
+        (lease,) = connection.zrange(registry(connection).key, 0, -1)
+        executions = executions_of(holder.name)
+        for lost in (False, True):
+            if lost:
+                connection.delete(executions)
+            holder.worker._leases.renew()
+            assert connection.smembers(executions) == {lease}
+            missed_at = connection.ttl(keys.worker(holder.name)) + holder.worker._leases.interval
+            told_by = (
+                executions,
+                keys.in_flight(holder.name),
+                f"rq:execution:{lease.decode()}",
+                f"rq:executions:{job.id}",
+            )
+            assert all(connection.ttl(key) > missed_at + 50 for key in told_by)
+
+    def test_a_data_set_of_which_the_id_is_no_text_ends_nothing(
+        self, holder: RunningWorker, connection: Redis
+    ) -> None:
+        connection.set(keys.DATA_SET, b"\xff")
+        holder.worker._leases.alone = False
+        holder.worker._leases.renew()
+        assert holder.worker._leases.alone
 
     def test_what_a_worker_held_that_died_without_a_registry_goes_back(
         self, holder: RunningWorker, connection: Redis, redis_url: str
