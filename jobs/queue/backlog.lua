@@ -47,8 +47,9 @@ local function count_lost(list, jobs)
 end
 
 -- Makes the backlog anew of RQ's list, where it is lost or holds another type: each may be lost, and
--- then the other one has to hold everything.
-local function mend_backlog(list, job_prefix)
+-- then the other one has to hold everything. Where no job `waits` in the list, there is nothing to
+-- look through it for, however long it is.
+local function mend_backlog(list, job_prefix, waits)
   local backlog, damaged = backlog_of(list), false
   for _, round in ipairs({backlog.round, backlog.next}) do
     if attempt('ZCARD', round) == false then
@@ -56,6 +57,7 @@ local function mend_backlog(list, job_prefix)
       damaged = true
     end
   end
+  if not waits then return end
   if not damaged and redis.call('EXISTS', backlog.round, backlog.next) > 0 then return end
   for _, job_id in ipairs(attempt('LRANGE', list, 0, -1) or {}) do
     local is_id = string.match(job_id, '^[%w_-]+$')
@@ -137,7 +139,7 @@ local function join(list, path, job_id, job_prefix)
   local closes = tonumber(attempt('HGET', backlog.state, 'closes') or '')
   local round = closes and seconds() < closes and backlog.round or backlog.next
   if attempt('ZADD', round, 0, member_of(path, job_id)) == false then
-    mend_backlog(list, job_prefix)
+    mend_backlog(list, job_prefix, true)
     redis.call('ZADD', round, 0, member_of(path, job_id))
   end
 end

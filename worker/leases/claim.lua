@@ -141,8 +141,8 @@ local function take(queue, list, registry)
     lost = lost + 1
     gone[#gone + 1] = job_id
   end
-  mend_backlog(list, names.job)
   local first = first_of(list)
+  mend_backlog(list, names.job, first ~= nil)
   local entries = attempt('LLEN', list) or 0
   if entries == 0 then lost = lost + settle(list) end -- emptied, perhaps by RQ
   if entries > SHORT then

@@ -247,3 +247,13 @@ def test_a_key_of_another_type_is_no_end(redis_url: str, connection: Redis, name
     connection.set(f"mlx-rq:{name}:{QUEUE}", "something else")
 
     assert {job.id for job in drain(claims_of(connection))} == {job.id for job in jobs}
+
+
+def test_a_list_in_which_nothing_waits_is_not_looked_through_for_the_backlog(
+    redis_url: str, connection: Redis
+) -> None:
+    connection.rpush(f"rq:queue:{QUEUE}", *(f"gone{number}" for number in range(300)))
+    connection.config_resetstat()
+    assert claims_of(connection).take(WINDOW) == []
+    assert not connection.exists(f"rq:queue:{QUEUE}")
+    assert "cmdstat_lrange" not in connection.info("commandstats")
