@@ -54,11 +54,9 @@ class ModelChanges:
         self._clock = clock
         bases = {model.id: model.base_id for model in switch.models.values()}
         self._choice = Choice(max_wait, bases=bases, clock=clock)
-        self._note_loaded()
         self._notes = notes
         self._setbacks = Setbacks(notes, clock)
-        if switch.loaded is not None:
-            self._setbacks.loaded(switch.loaded)
+        self._note_loaded()
         self._waits_here = self._claimed_none = False
         self._looked_at = -LOOK_SECONDS
         self._worked_at = clock()
@@ -99,7 +97,7 @@ class ModelChanges:
     def able(self) -> Iterator[str]:
         """Names of the models that could be loaded here, as far as is known."""
         for model in self._switch.models.values():
-            if not self._setbacks.reason(model):
+            if not (self._setbacks.reason(model) or self._setbacks.rests(model)):
                 yield from model.names
 
     @property
@@ -172,24 +170,22 @@ class ModelChanges:
             logger.error("%s cannot be loaded: %s", model.id, reason)
             # Without its base, none of the adapters can be put on.
             at_fault = self._loaded_for(model)
-            if (base := self._switch.loaded) is not None:
-                self._setbacks.loaded(base)  # else what it met before would stand for its adapter's
             self._setbacks.failed(at_fault, reason)
             self.unloadable = (*self.unloadable, model)  # until the next look tells for sure
             self._note_loaded()
             return
-        self._setbacks.loaded(model)
         self._waits_here = self._claimed_none = False
         self._note_loaded()
         self._worked_at = self._clock()
         logger.info("loaded %s in %.1f s", model.id, self._switch.load_seconds)
 
     def _note_loaded(self) -> None:
-        """Tells the choice what is loaded now."""
+        """Tells the choice what is loaded now, and that this one could be loaded."""
         if (loaded := self._switch.loaded) is None:
             self._choice.unloaded()
         else:
             self._choice.loaded(loaded.id, self._switch.load_seconds)
+            self._setbacks.loaded(loaded)  # else what it met would stand for its adapters', too
 
     def _loaded_for(self, model: ServedModel) -> str:
         """Says what has to be loaded for a model: its weights, or what is adapted of them."""

@@ -59,14 +59,24 @@ class LoadingNotes:
             return None
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            note = (self._folder / f"{secrets.token_hex(8)}.json").open("x")
-            lock(note)
-            note.write(json.dumps({"model": model, "at": time.time()}))
-            sync(note)
-            sync_path(self._folder)
+            return self._written(self._folder / f"{secrets.token_hex(8)}.json", model)
         except OSError as error:
             logger.error("no note of loading %s can be written: %s", model, error)
             return None
+
+    @staticmethod
+    def _written(path: Path, model: str) -> TextIO:
+        """Writes a note; where that is broken off, none lies there that would tell of a death."""
+        note = path.open("x")
+        try:
+            lock(note, wait=True)  # for somebody who reads it already
+            note.write(json.dumps({"model": model, "at": time.time()}))
+            sync(note)
+            sync_path(path.parent)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            note.close()
+            raise
         return note
 
     def deaths(self) -> dict[str, Deaths]:
@@ -82,7 +92,7 @@ class LoadingNotes:
         for path in () if self._folder is None else self._folder.glob("*.json"):
             try:
                 with path.open() as file:
-                    if not lock(file):
+                    if not lock(file, shared=True):
                         continue  # it is being loaded
                     said = json.load(file)
                 note = _Note(path, str(said["model"]), float(said["at"]))

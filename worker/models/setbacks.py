@@ -42,7 +42,7 @@ class Setbacks:
         self._failures: dict[str, _Failure] = {}
         self._rests_until: dict[str, float] = {}
         for model, deaths in notes.deaths().items():
-            ago = time.time() - deaths.last
+            ago = max(0.0, time.time() - deaths.last)  # the clock may have been set back
             logger.error("%d workers died while they loaded %s", deaths.count, model)
             if deaths.count < MOST_DEATHS:
                 rest = AGAIN_SECONDS * 2 ** (deaths.count - 1) - ago

@@ -2,15 +2,18 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fakes import FakeEngine
 
 from mlx_rq.engine.interface import Adapter
-from mlx_rq.worker.models import setbacks
-from mlx_rq.worker.models.changes import ModelChanges
+from mlx_rq.files import lock
+from mlx_rq.worker.models import loading_notes, setbacks
+from mlx_rq.worker.models.changes import Interrupted, ModelChanges
 from mlx_rq.worker.models.choice import Backlog, Change
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
@@ -143,3 +146,43 @@ def test_a_note_that_cannot_be_written_or_read_stops_nothing(tmp_path: Path) -> 
         pass
     (tmp_path / "b.json").write_text("[]")
     assert LoadingNotes(tmp_path).deaths() == {}
+
+
+def test_a_model_that_rests_is_not_one_that_could_be_loaded(tmp_path: Path) -> None:
+    """Others would give its jobs back for this worker, and leave it the wake-ups."""
+    die_while_loading("a", tmp_path)
+    made = desk(A, B, notes=LoadingNotes(tmp_path), clock=lambda: 0.0)
+    assert list(made.able) == ["b"]
+    assert list(made.awaited) == ["b"]
+
+
+def test_a_death_that_is_to_come_counts_from_now(tmp_path: Path) -> None:
+    (tmp_path / "ahead.json").write_text(f'{{"model": "a", "at": {time.time() + 1e9}}}')
+    now = 0.0
+    made = desk(A, notes=LoadingNotes(tmp_path), clock=lambda: now)
+    assert said(made) == ("", True, ())
+    now += setbacks.AGAIN_SECONDS
+    made.look([])
+    assert said(made) == ("a", False, ())
+
+
+@pytest.mark.parametrize("fault", [OSError("no room"), Interrupted()])
+def test_a_note_that_could_not_be_finished_is_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def sync(file: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(loading_notes, "sync", sync)
+    with suppress(Interrupted, RuntimeError), LoadingNotes(tmp_path).noted("a"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_those_who_read_at_once_miss_no_death(tmp_path: Path) -> None:
+    die_while_loading("a", tmp_path)
+    notes = LoadingNotes(tmp_path)
+    (path,) = tmp_path.iterdir()
+    with path.open() as file:
+        lock(file, shared=True)
+        assert notes.deaths()["a"].count == 1
