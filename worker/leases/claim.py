@@ -8,11 +8,13 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Queue
 from rq.utils import now, utcformat
 
@@ -172,7 +174,8 @@ class Claims:
         )
         self._say_lost(lost, gone)
         if claimed and self._said_idle:
-            self._connection.delete(*map(keys.idle, self._models))
+            with suppress(RedisError):  # it ends by itself, and what was claimed is ours by now
+                self._connection.delete(*map(keys.idle, self._models))
             self._said_idle = False
         return [self._read(entry, queues, started_at) for entry in claimed]
 

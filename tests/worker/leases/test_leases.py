@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, until_idle
 from redis import Redis
+from redis.exceptions import ConnectionError
 from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
 
@@ -120,6 +121,15 @@ class TestClaim:
         for thread in threads:
             thread.join(PATIENCE)
         assert sorted(taken) == sorted(job.id for job in jobs)
+
+    def test_what_was_claimed_before_redis_went_away_is_not_forgotten(
+        self, redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, mine = submit(messages=HI), claims(connection)
+        mine.say_idle(1, ["default"])
+        away = iter([ConnectionError("away")])
+        monkeypatch.setattr(connection, "delete", lambda *names: _raise(away))
+        assert [claimed.id for claimed in mine.take(1)] == [job.id]
 
     def test_nothing_is_claimed_where_nothing_waits(
         self, redis_url: str, connection: Redis
