@@ -35,9 +35,6 @@ from mlx_rq.worker.leases.scripts import key_prefixes, script_of
 
 logger = logging.getLogger("mlx_rq.worker")
 
-MAX_UNIX_TIME = 2.0**40
-"""Seconds; a time beyond it is no time."""
-
 MAX_BYTES = 2**40
 
 _NAMED = 1000
@@ -206,7 +203,7 @@ class Claims:
             suspect=bool(suspect),
             lost_in_reading=bool(lost_in_reading),
             stream=meta.get("stream") is True,
-            submitted_at=reading.number(meta.get("submitted_at"), 0, MAX_UNIX_TIME),
+            submitted_at=reading.number(meta.get("submitted_at"), 0, reading.MAX_UNIX_TIME),
         )
 
     def say_idle(self, seconds: float, models: Iterable[str]) -> None:
