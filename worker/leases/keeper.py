@@ -190,7 +190,8 @@ class LeaseKeeper(threading.Thread):
 
         And which are being read together, of which one may be at fault.
         """
-        said = " ".join(job_ids) + "|" + " ".join(reading)
+        # Ids are words: workers of an earlier version look for those, and know of no bar.
+        said = " ".join([*job_ids, "|", *reading])
         self._connection.set(keys.in_flight(self._worker.name), said, ex=self._in_flight_seconds)
 
     @property

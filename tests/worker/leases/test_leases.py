@@ -254,6 +254,15 @@ class TestRenewal:
             )
             assert all(connection.ttl(key) > missed_at + 50 for key in told_by)
 
+    def test_ids_of_jobs_in_flight_are_words_as_earlier_versions_read_them(
+        self, holder: RunningWorker, connection: Redis
+    ) -> None:
+        until_idle(connection)
+        for in_flight, reading in (["a"], []), (["a", "b"], ["c"]), ([], ["c", "d"]):
+            holder.worker._leases.say_in_flight(in_flight, reading)
+            said = connection.get(keys.in_flight(holder.name)).decode()
+            assert said.split() == [*in_flight, "|", *reading]
+
     def test_a_data_set_of_which_the_id_is_no_text_ends_nothing(
         self, holder: RunningWorker, connection: Redis
     ) -> None:
