@@ -41,7 +41,10 @@ def tell(connection: Redis, url: str, kind: str, status: str, data: Mapping[str,
         )
         pipe.zadd(keys.WEBHOOKS, {name: now})
         pipe.zremrangebyrank(keys.WEBHOOKS, 0, -keys.WEBHOOKS_KEPT - 1)
-        pipe.execute()
+        replies = reading.ask_all(pipe)
+    if reading.WRONG_TYPE in replies:
+        connection.delete(keys.WEBHOOKS)
+        connection.zadd(keys.WEBHOOKS, {name: now})
 
 
 def is_event(name: str) -> bool:

@@ -15,6 +15,7 @@ from redis import Redis
 
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.webhook_events import read_event, tell
 from mlx_rq.jobs.queue.webhooks import claim_due
 from mlx_rq.worker.cli.desktop_notice import show_notice
 from mlx_rq.worker.cli.main import main
@@ -197,3 +198,12 @@ class TestTheWebhook:
         result = run(source, "--webhook", "https://example.org", *nobody)
         assert result.exit_code == 2
         assert "The webhook could not be queued: No Redis at redis://127.0.0.1:1" in result.stderr
+
+
+def test_an_end_is_told_though_the_list_of_deliveries_is_something_else(
+    connection: Redis,
+) -> None:
+    connection.set(keys.WEBHOOKS, "x")
+    tell(connection, "https://example.org/hook", "batch", "completed", {})
+    (delivery,) = claim_due(connection, 9)
+    assert read_event(connection, delivery.name)[1]["type"] == "batch.completed"
