@@ -266,6 +266,7 @@ class TestRenewal:
     def test_a_data_set_of_which_the_id_is_no_text_ends_nothing(
         self, holder: RunningWorker, connection: Redis
     ) -> None:
+        until_idle(connection)
         connection.set(keys.DATA_SET, b"\xff")
         holder.worker._leases.alone = False
         holder.worker._leases.renew()
