@@ -1,18 +1,28 @@
 """Commands for producers: submit, result, status. They need Redis, not MLX."""
 
 import json
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 from rich.console import Console
 
+from mlx_rq.files import replacing
 from mlx_rq.jobs.client import submit as submit_module
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.chrome_trace import chrome_trace
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.status import status as status_of_all
 from mlx_rq.jobs.queue.trace import trace as trace_of
 from mlx_rq.worker.cli.answers import follow_job, print_result
-from mlx_rq.worker.cli.common import json_option, option, print_json, redis_option, when_interrupted
+from mlx_rq.worker.cli.common import (
+    Duration,
+    json_option,
+    option,
+    print_json,
+    redis_option,
+    when_interrupted,
+)
 from mlx_rq.worker.cli.completion import complete_job, complete_served
 from mlx_rq.worker.cli.job_ids import STDIN, find_job, read_stdin
 from mlx_rq.worker.cli.job_options import job_options
@@ -202,13 +212,34 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
 
 
 @click.command()
-@click.argument("job_id", shell_complete=complete_job)
+@click.argument("job_id", required=False, shell_complete=complete_job)
+@option(
+    "--chrome",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Write what the batch did, as ui.perfetto.dev and chrome://tracing show it.",
+)
+@option("--last", type=Duration(), default="15m", metavar="TIME", help="Of how long, for --chrome.")
 @json_option
 @redis_option
-def trace(job_id: str, as_json: bool, redis_url: str | None) -> None:
-    """Show what happened to a job, step by step, and when."""
-    job = find_job(job_id, redis_url)
+def trace(
+    job_id: str | None, chrome: Path | None, last: int, as_json: bool, redis_url: str | None
+) -> None:
+    """Show what happened to a job, step by step, and when; with --chrome, to all that ended."""
     connection = connect(redis_url)
+    if (job_id is None) == (chrome is None):
+        raise click.UsageError("name a job, or a file for all of them with --chrome")
+    if chrome is not None:
+        with reachable(connection):
+            drawn = chrome_trace(connection, last)
+        with replacing(chrome) as file:
+            file.write(json.dumps(drawn).encode())
+        spans = sum(event["ph"] == "X" for event in drawn["traceEvents"])
+        click.echo(f"{chrome}: {spans:,} spans; open it at https://ui.perfetto.dev")
+        return
+    assert job_id is not None
+    job = find_job(job_id, redis_url)
     with reachable(connection):
         events = trace_of(connection, job.id)
     if as_json:

@@ -1,6 +1,7 @@
 """What is remembered of a job's way."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,8 @@ from rq.job import Job as RQJob
 
 from mlx_rq import submit
 from mlx_rq.engine.interface import Steps
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.chrome_trace import chrome_trace
 from mlx_rq.jobs.queue.trace import Measured, trace
 from mlx_rq.worker.cli.main import main
 
@@ -50,6 +53,49 @@ def test_an_answered_job_tells_each_step_with_its_time(
     ]
     machine = json.loads(CliRunner().invoke(main, ["trace", job.id, "--json"]).stdout)
     assert machine[1]["detail"] == "by mac-1, attempt 1"
+
+
+def test_a_while_is_drawn_for_trace_viewers(
+    redis_url: str, tmp_path: Path, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine(hold=True)
+    engine.took = Steps(0.003, 0.002, 0.001, preempted=0)
+    start_worker(engine, name="mac-1")
+    jobs = [submit(messages=HI) for _ in range(2)]
+    engine.wait_for_tasks(2)
+    engine.release()
+    for job in jobs:
+        job.result(PATIENCE)
+    file = tmp_path / "trace.json"
+
+    shown = CliRunner().invoke(main, ["trace", "--chrome", str(file)])
+
+    assert (shown.exit_code, shown.stdout) == (
+        0,
+        f"{file}: 6 spans; open it at https://ui.perfetto.dev\n",
+    )
+    named, *spans = json.loads(file.read_text())["traceEvents"]
+    assert (named["name"], named["args"]) == ("process_name", {"name": "mac-1"})
+    assert {span["args"]["job"] for span in spans} == {job.id for job in jobs}
+    for job in jobs:
+        own = [span for span in spans if span["args"]["job"] == job.id]
+        assert [span["name"] for span in own] == ["prefill", "decode", "commit"]
+        assert own[0]["dur"] == own[1]["dur"] == pytest.approx(1000, abs=1)
+        assert own[0]["ts"] + own[0]["dur"] == own[1]["ts"]
+    places = {span["args"]["job"]: span["tid"] for span in spans}
+    assert sorted(places.values()) == [1, 2], "both were in the batch at once"
+
+
+@pytest.mark.parametrize("arguments", [[], ["abc", "--chrome", "x.json"]])
+def test_one_job_or_a_file_is_named(redis_url: str, arguments: list[str]) -> None:
+    refused = CliRunner().invoke(main, ["trace", *arguments])
+    assert refused.exit_code == 2
+    assert "name a job, or a file for all of them with --chrome" in refused.stderr
+
+
+def test_what_is_no_stream_is_drawn_as_nothing(redis_url: str, connection: Redis) -> None:
+    connection.set(keys.COMPLETIONS, "odd")
+    assert chrome_trace(connection, 60)["traceEvents"] == []
 
 
 def test_it_is_short_whatever_happened() -> None:
