@@ -52,7 +52,7 @@ def _drawn(jobs: Iterable[tuple[str, Sequence[Event]]]) -> Iterator[dict[str, An
             yield _named("process_name", pid, worker)
         pid = processes[worker]
         place = _place(free_from.setdefault(pid, []), times["admitted"], events[-1].at)
-        told = {"job": job_id, **{e.name: e.detail for e in events if e.detail}}
+        told: dict[str, Any] = {"job": job_id, **{e.name: e.detail for e in events if e.detail}}
         told |= {f"{name} at": times[name] - events[0].at for name in _BEFORE if name in times}
         for begin, end in pairwise(events):
             if begin.name in _SPANS:

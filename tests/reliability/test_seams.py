@@ -59,7 +59,7 @@ def test_leases_are_handed_back_at_once_after_a_death(
 
     eventually(lambda: {job.status() for job in jobs} == {"queued"}, "the hand back")
     assert traces(connection) == []
-    assert connection.smembers("rq:workers") == set()
+    eventually(lambda: not connection.smembers("rq:workers"), "the end of the worker's record")
     order = connection.lrange(f"rq:queue:{keys.queue_name('default', 'default')}", 0, -1)
     assert [job_id.decode() for job_id in order] == [job.id for job in jobs]
 

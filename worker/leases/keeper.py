@@ -105,14 +105,16 @@ class LeaseKeeper(threading.Thread):
 
     def run(self) -> None:
         threading.Thread(target=self._notice_sleep, name="sleep", daemon=True).start()
+        keep = self._recover_expired  # who starts this has just renewed them
         while not self._stopping.is_set():
             try:
-                self._redis.attempt(self._keep)
+                self._redis.attempt(keep)
             except NameTaken as error:
                 logger.error("%s: this one was away for too long, and ends", error)
                 return
             except Exception:  # a malformed record in Redis must not end the renewals
                 logger.exception("leases: going on after")
+            keep = self._keep
             self._stopping.wait(self._redis.pause or self.interval)
 
     def _notice_sleep(self) -> None:
