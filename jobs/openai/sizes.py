@@ -15,10 +15,10 @@ _UNITS: Mapping[str, int] = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
 def parse_bytes(text: str) -> int:
     """Reads a number of bytes, with a unit if wanted: 500MB, 8GB. Raises ValueError for others."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)?", text.strip().upper())
-    number = 0 if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
-    if number < 1:
+    number = 0.0 if match is None else float(match[1]) * _UNITS[match[2] or ""]
+    if not 1 <= number < float("inf"):
         raise ValueError(f"{text!r} is not a number of bytes such as 500MB or 8GB")
-    return number
+    return int(number)
 
 
 def max_body_bytes() -> int:

@@ -17,8 +17,9 @@ from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import our_queues, waiting_in
 from mlx_rq.jobs.queue.reading import Unreadable
 
-_LONGEST = 18
-"""Digits of a limit."""
+_DIGITS = 18
+MOST = 10**_DIGITS - 1
+"""The highest limit that can be set and read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def _number(name: str, value: Any) -> int | None:
     if value is None:
         return None
     text = reading.text(value)
-    if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST:
+    if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS:
         raise RequestError(
             f"Invalid limit {name!r} in Redis: expected a whole number, but got {text[:80]!r} "
             "instead. Set it with `mlx-rq limits`.",

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.limits import limits_in_use, set_limits
+from mlx_rq.jobs.queue.limits import MOST, limits_in_use, set_limits
 from mlx_rq.worker.cli.common import (
     ByteCount,
     Number,
@@ -27,7 +27,12 @@ class _Limit(NumberOrWord):
         self.name = f"{of.name} or {_NO_LIMIT}"
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
-        return _NO_LIMIT if value == _NO_LIMIT else self._of.convert(value, param, context)
+        if value == _NO_LIMIT:
+            return _NO_LIMIT
+        number = self._of.convert(value, param, context)
+        if number > MOST:
+            self.fail(f"{value} is above {MOST}, the highest limit", param, context)
+        return number
 
 
 # Not from the environment: a limit that is set somewhere else would be set again by each look.

@@ -72,6 +72,8 @@ class TestLimits:
             ("--jobs", "many", "'many' is not a valid integer"),
             ("--bytes", "2 apples", "'2 apples' is not a number of bytes such as 500MB or 8GB"),
             ("--bytes", "0", "'0' is not a number of bytes"),
+            ("--jobs", "1" + "0" * 18, "is above 999999999999999999, the highest limit"),
+            ("--bytes", "9999999999999GB", "is above 999999999999999999, the highest limit"),
         ],
     )
     def test_what_is_no_limit_is_refused(
