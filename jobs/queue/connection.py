@@ -171,7 +171,7 @@ def reachable(connection: Redis) -> Iterator[None]:
         ) from error
     except (ConnectionError, TimeoutError) as error:
         raise RedisUnavailable(
-            f"No Redis at {address(connection)}: {error}{permission_hint(error)}. "
+            f"No Redis at {address(connection)}: {str(error).rstrip('.')}{permission_hint(error)}. "
             f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
         ) from error
     except ResponseError as error:  # out of memory, read-only replica, not permitted

@@ -105,13 +105,14 @@ class JobOptions:
         if self.priority not in PRIORITIES:
             raise _invalid("priority", self.priority, f"one of {', '.join(PRIORITIES)}")
         if not _is_integer(self.result_ttl) or not 1 <= self.result_ttl <= MAX_SECONDS:
-            raise _invalid("result_ttl", self.result_ttl, "whole seconds, at least 1")
+            raise _invalid("result_ttl", self.result_ttl, f"whole seconds, at least 1, at most {MAX_SECONDS}")
         if self.timeout is not None and (
             not isinstance(self.timeout, int | float)
             or isinstance(self.timeout, bool)
             or not 0 < self.timeout <= MAX_SECONDS
         ):
-            raise _invalid("timeout", self.timeout, "seconds above 0, or None for no limit")
+            expected = f"seconds above 0, at most {MAX_SECONDS}, or None for no limit"
+            raise _invalid("timeout", self.timeout, expected)
         if not _is_integer(self.max_attempts) or not 1 <= self.max_attempts <= MOST_ATTEMPTS:
             raise _invalid("max_attempts", self.max_attempts, "a whole number from 1 to 100")
         if self.webhook is not None:

@@ -107,10 +107,15 @@ def submit(
         raise click.UsageError(FOLLOW_OR_JSON)
     if completion and system is not None:
         raise click.UsageError("--system goes with a chat, not with --completion")
+    if text is None and body is not None and (completion or system is not None):
+        flag = "--completion" if completion else "--system"
+        raise click.UsageError(f"{flag} goes with a TEXT, not with --body alone")
     when_interrupted("Stopped. Nothing was submitted.")  # as while a pipe is read
     if text == STDIN:
         text = read_stdin() if completion else read_stdin().rstrip("\n")
     fields = _read_body(body) if body else {}
+    if text is not None and (asked := "prompt" if completion else "messages") in fields:
+        raise click.UsageError(f"TEXT and --body both say {asked!r}: give one of them")
     if text is not None and completion:
         fields["prompt"] = text
     elif text is not None:

@@ -162,6 +162,14 @@ class TestSubmit:
             (["Hi", "-p", "frobnicate=1"], "Unrecognized request argument supplied: frobnicate"),
             (["Hi", "-p", "seed=NaN"], None),
             (["Hi", "--result-ttl", "0"], "Invalid 'result_ttl': expected whole seconds, "),
+            (
+                ["Hi", "--result-ttl", "2147483648"],
+                "Invalid 'result_ttl': expected whole seconds, at least 1, at most 2147483647, ",
+            ),
+            (
+                ["Hi", "--timeout", "1e30"],
+                "Invalid 'timeout': expected seconds above 0, at most 2147483647, ",
+            ),
             (["Hi", "--timeout", "nan"], "Invalid 'timeout': expected seconds above 0, "),
             (["Hi", "--max-attempts", "0"], "Invalid 'max_attempts': expected "),
         ],
@@ -226,12 +234,15 @@ class TestSubmit:
             ["Hi", "--priority", "urgent"],
             ["Hi", "--timeout", "soon"],
             ["--body", "/nowhere/at/all.json"],
+            ["--body", "-", "--system", "x"],
+            ["--body", "-", "--completion"],
+            ["Hi", "--body", "-"],
         ],
     )
     def test_a_wrong_use_says_how_it_is_used(
         self, run: Run, connection: Redis, arguments: list[str]
     ) -> None:
-        result = run("submit", *arguments)
+        result = run("submit", *arguments, input='{"messages": [], "prompt": "Hi"}')
         assert result.exit_code == 2
         assert result.stderr.startswith("Usage: ")
         assert connection.dbsize() == 0
@@ -524,7 +535,7 @@ class TestNoRedis:
         ):
             line = refused(how())
             assert line.startswith(f"No Redis at {nobody_listens}: ")
-            assert "Start one with `mlx-rq up`" in line
+            assert "refused. Start one with `mlx-rq up`" in line
 
     def test_with_json(self, run: Run, nobody_listens: str) -> None:
         result = run("submit", "Hi", "--json", "--redis-url", nobody_listens)
