@@ -26,6 +26,8 @@ _LOG = "appendonlydir"
 _BASE, _INCREMENT = "appendonly.aof.1.base.rdb", "appendonly.aof.1.incr.aof"
 _MANIFEST = f"file {_BASE} seq 1 type b\nfile {_INCREMENT} seq 1 type i\n"
 
+_SNAPSHOT_STARTS = (b"VALKEY", b"REDIS")
+
 _LOOK_SECONDS = 0.05
 
 
@@ -41,6 +43,8 @@ def backup(file: Path, data_dir: Path | None) -> None:
     """
     if not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}")
+    if file.exists() and file.stat().st_size and not _is_snapshot(file):
+        raise click.UsageError(f"{file} is there already, and is no backup: choose another name")
     folder = data_folder(data_dir) / FOLDER
     with _running(folder) as url, Redis.from_url(url) as connection, reachable(connection):
         _snapshot(connection)
@@ -94,6 +98,10 @@ def restore(file: Path, data_dir: Path | None, yes: bool) -> None:
     beside it. Jobs that ran at the time of the backup wait again once a worker lives.
     """
     folder = data_folder(data_dir) / FOLDER
+    if embedded_url(folder.parent) is not None:
+        raise click.ClickException(f"The queue runs on {folder}: end `mlx-rq up` first.")
+    if not _is_snapshot(file):  # Valkey would take an empty one for a queue without jobs
+        raise click.ClickException(f"{file} is no backup that Valkey can read: nothing was changed.")
     folder.mkdir(mode=0o700, exist_ok=True)
     with nobody_else(folder), tempfile.TemporaryDirectory(prefix="restore-", dir=folder) as made:
         waiting = _build(Path(made), file)
@@ -108,6 +116,12 @@ def restore(file: Path, data_dir: Path | None, yes: bool) -> None:
             put_in_place(present, kept)
         put_in_place(Path(made) / _LOG, present)
     click.echo(f"{file} is restored: {waiting:,} jobs wait. `mlx-rq up` goes on with them.")
+
+
+def _is_snapshot(file: Path) -> bool:
+    """Tells whether a file begins as a snapshot of Valkey or Redis does."""
+    with file.open("rb") as opened:
+        return opened.read(len(max(_SNAPSHOT_STARTS, key=len))).startswith(_SNAPSHOT_STARTS)
 
 
 def _build(folder: Path, file: Path) -> int:

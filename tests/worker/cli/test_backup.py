@@ -65,5 +65,15 @@ def test_what_is_no_backup_changes_nothing(run: Callable[..., Result], tmp_path:
     file.write_bytes(b"REDIS0011 and then nonsense")
     refused = run("restore", str(file), "--yes")
     assert (refused.exit_code, "is no backup that Valkey can read" in refused.stderr) == (1, True)
+    for nothing in (b"", b"a,b\n1,2\n"):
+        other = tmp_path / "other.csv"
+        other.write_bytes(nothing)
+        refused = run("restore", str(other), "--yes")
+        assert refused.stderr == (
+            f"Error: {other} is no backup that Valkey can read: nothing was changed.\n"
+        )
+    refused = run("backup", str(other))
+    assert (refused.exit_code, "is there already, and is no backup" in refused.stderr) == (2, True)
+    assert other.read_bytes() == b"a,b\n1,2\n"
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["appendonlydir"]
     assert run("backup", str(file)).stdout.endswith("1 jobs wait\n")
