@@ -58,7 +58,8 @@ def asked_models(
     listed = [] if models_from is None else list(_read(models_from))
     given = list(dict.fromkeys(model)) or ([] if listed else [DEMO_MODEL])
     if len(given) + len(listed) == 1:
-        names = {given[0] if given else listed[0].model: tuple(served_name)}
+        only = given[0] if given else listed[0].model
+        names = {only: tuple(_name_of_one(name, only) for name in served_name)}
     else:
         names = _names_by_model(served_name, given)
     asked = [AskedModel(one, names.get(one, ())) for one in given]
@@ -149,6 +150,17 @@ def _with_adapters(asked: Sequence[AskedModel], given: Iterable[str]) -> list[As
                     f"{model} has {times} adapters {name!r}: jobs could not tell them apart"
                 )
     return [replace(one, adapters=tuple(adapters[one.model])) for one in asked]
+
+
+def _name_of_one(served_name: str, model: str) -> str:
+    """Reads `--served-name` of a single model, which may be said and need not be."""
+    name, said, whose = served_name.partition("=")
+    if not name or (said and whose != model):
+        raise click.ClickException(
+            f"--served-name {served_name}: the model is {model!r}: "
+            f"--served-name {name or 'NAME'}={model}"
+        )
+    return name
 
 
 def _names_by_model(

@@ -26,6 +26,15 @@ def test_without_any_it_is_the_model_of_the_demo() -> None:
     assert asked_models((), ("x",), None) == [AskedModel(DEMO_MODEL, ("x",))]
 
 
+def test_of_one_model_a_name_may_say_whose_it_is() -> None:
+    assert asked_models(("org/a",), ("x=org/a",), None) == [AskedModel("org/a", ("x",))]
+    with pytest.raises(click.ClickException) as refused:
+        asked_models(("org/a",), ("x=org/b",), None)
+    assert refused.value.message == (
+        "--served-name x=org/b: the model is 'org/a': --served-name x=org/a"
+    )
+
+
 def test_of_several_models_a_name_says_whose_it_is() -> None:
     asked = asked_models(("org/a", "org/b", "org/a"), ("x=org/b", "y=org/a", "z=org/b"), None)
     assert asked == [AskedModel("org/a", ("y",)), AskedModel("org/b", ("x", "z"))]
