@@ -9,6 +9,7 @@ from rich.console import Console
 
 from mlx_rq.files import replacing
 from mlx_rq.jobs.client import submit as submit_module
+from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue.chrome_trace import chrome_trace
 from mlx_rq.jobs.queue.connection import connect, reachable
@@ -206,6 +207,9 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
             for name, value in info.items():
                 if value is not None:
                     click.echo(f"{name + ':':12} {value}")
+            if info["status"] == "failed":
+                error = job_detail(info["id"], redis_url, content=False)["error"]
+                click.echo(f"{'error:':12} {error['message']} [{error['code']}]")
         return
     connection = connect(redis_url)
     with reachable(connection):

@@ -346,6 +346,8 @@ class TestResult:
         result = run("result", job.id, "--json")
         assert result.exit_code == 1
         assert json.loads(result.stdout) == failure("no_luck", "No such luck.")
+        shown = run("status", job.id).stdout.splitlines()
+        assert shown[-1] == "error:       No such luck. [no_luck]"
 
     @pytest.mark.parametrize("command", ["result", "cancel", "status"])
     def test_an_unknown_id(self, run: Run, command: str) -> None:
