@@ -205,7 +205,7 @@ class MLXWorker(RQRegistration):
         self._supervisor_pipe.progress()
 
     def _redis_failed(self, error: Exception) -> None:
-        logger.warning("Redis: %s; trying again", error)
+        logger.warning("Redis: %s; trying again", str(error).rstrip("."))
         self._progress()  # waiting for Redis is no stall
 
     def _done(self) -> bool:

@@ -140,7 +140,7 @@ class LeaseKeeper(threading.Thread):
 
     @staticmethod
     def _redis_failed(error: Exception) -> None:
-        logger.warning("leases could not be renewed: %s; trying again", error)
+        logger.warning("leases could not be renewed: %s; trying again", str(error).rstrip("."))
 
     def renew(self) -> None:
         """Prolongs all leases and the worker's own record, in one round trip.

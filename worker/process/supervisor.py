@@ -251,7 +251,7 @@ class Supervisor:
 
     @staticmethod
     def _redis_failed(error: Exception) -> None:
-        logger.warning("Redis: %s; trying again", error)
+        logger.warning("Redis: %s; trying again", str(error).rstrip("."))
 
     def _learn(self, life: _Life, code: int) -> None:
         """Draws conclusions from a crash."""
