@@ -105,7 +105,8 @@ class JobOptions:
         if self.priority not in PRIORITIES:
             raise _invalid("priority", self.priority, f"one of {', '.join(PRIORITIES)}")
         if not _is_integer(self.result_ttl) or not 1 <= self.result_ttl <= MAX_SECONDS:
-            raise _invalid("result_ttl", self.result_ttl, f"whole seconds, at least 1, at most {MAX_SECONDS}")
+            expected = f"whole seconds, at least 1, at most {MAX_SECONDS}"
+            raise _invalid("result_ttl", self.result_ttl, expected)
         if self.timeout is not None and (
             not isinstance(self.timeout, int | float)
             or isinstance(self.timeout, bool)

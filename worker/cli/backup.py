@@ -101,7 +101,7 @@ def restore(file: Path, data_dir: Path | None, yes: bool) -> None:
     if embedded_url(folder.parent) is not None:
         raise click.ClickException(f"The queue runs on {folder}: end `mlx-rq up` first.")
     if not _is_snapshot(file):  # Valkey would take an empty one for a queue without jobs
-        raise click.ClickException(f"{file} is no backup that Valkey can read: nothing was changed.")
+        raise click.ClickException(f"{file} is no backup that Valkey can read.")
     folder.mkdir(mode=0o700, exist_ok=True)
     with nobody_else(folder), tempfile.TemporaryDirectory(prefix="restore-", dir=folder) as made:
         waiting = _build(Path(made), file)

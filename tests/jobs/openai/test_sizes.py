@@ -40,7 +40,9 @@ def test_numbers_of_bytes(text: str, number: int) -> None:
     assert parse_bytes(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "0", "0.4", "-1", "1 apple", "MB", "1TB", "nan", "1e9", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.4", "-1", "1 apple", "MB", "1TB", "nan", "1e9", "9" * 400]
+)
 def test_what_is_no_number_of_bytes(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of bytes such as 500MB or 8GB"):
         parse_bytes(text)

@@ -69,9 +69,7 @@ def test_what_is_no_backup_changes_nothing(run: Callable[..., Result], tmp_path:
         other = tmp_path / "other.csv"
         other.write_bytes(nothing)
         refused = run("restore", str(other), "--yes")
-        assert refused.stderr == (
-            f"Error: {other} is no backup that Valkey can read: nothing was changed.\n"
-        )
+        assert refused.stderr == f"Error: {other} is no backup that Valkey can read.\n"
     refused = run("backup", str(other))
     assert (refused.exit_code, "is there already, and is no backup" in refused.stderr) == (2, True)
     assert other.read_bytes() == b"a,b\n1,2\n"
