@@ -183,7 +183,7 @@ def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str) -> None:
         wait_for_line(first, "serves")
         while any(job.status() == "queued" for job in jobs):
             pass  # claimed by the first worker from here on
-        os.kill(first.pid, signal.SIGKILL)
+        os.killpg(first.pid, signal.SIGKILL)  # and its child, which else ends what it has
         first.wait()
     assert {job.status() for job in jobs} == {"in_progress"}
     with process(*arguments) as second:
