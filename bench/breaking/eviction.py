@@ -54,10 +54,16 @@ def evict(folder: Path, jobs: int, seed: int, pace: float, logs: Path) -> Any:
 
 
 def _squeeze_until_all_ended(connection: Redis, ledger: Ledger, done: Counter[str]) -> None:
-    """Evicts now and then, until each job has an end or is gone, and no worker has any."""
+    """Evicts now and then, until each job has an end or is gone, and no worker has any.
+
+    Not before a worker has some: where the queue goes with all of its jobs, nobody knows of them.
+    """
     queue, registry = f"rq:queue:{QUEUE}", f"rq:wip:{QUEUE}"
+    over = time.monotonic() + PATIENCE
+    while not connection.zcard(registry) and time.monotonic() < over:
+        time.sleep(0.1)
     now = time.monotonic()
-    changed, over, squeeze_at, last = now, now + PATIENCE, now + 1.0, 0
+    changed, squeeze_at, last = now, now, 0
     while (now := time.monotonic()) < min(over, changed + STUCK):
         ledger.look(connection)
         left = connection.llen(queue) + connection.zcard(registry) + len(ledger.open)
