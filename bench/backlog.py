@@ -9,9 +9,9 @@ prefilled, for each distinct token of all prompts. A lone job, which begins like
 when a third of the jobs has ended: `lone` is how many jobs ended before it from then on,
 `lone_share` its wait in parts of the whole run's time.
 
-With `--plain`, each run is made again by workers that know of no prefix and claim a batch at a
-time; `cpu` is the processor time of the ones for that of the others. Where nothing is shared, it
-is what the plan costs: all of it, since the model is so small that the rest is next to nothing.
+With `--plain`, each run is made again by workers that know of no prefix; `cpu` is the processor
+time of the ones for that of the others. Where nothing is shared, that is what looking for prefixes
+costs.
 """
 
 import argparse
@@ -116,16 +116,14 @@ def work(url: str, told: Any, batch_size: int, plain: bool) -> None:
     model = tiny_model("llama")
     of_one = measure_kv(model.model).bytes(1, DOCUMENT // 3)
     options = EngineOptions(batch_size=batch_size, kv_bytes=HELD * of_one, reserve=16)
-    asked = WorkerOptions(lease=20)
     if plain:
         options = replace(options, min_prefix_tokens=10**9, share_prefixes=False)
-        asked = replace(asked, window=batch_size)
     engine = MLXEngine(model, options)
     worker = MLXWorker(
         EngineSwitch.of(engine),
         Redis.from_url(url),
         Redis.from_url(url),
-        options=asked,
+        options=WorkerOptions(lease=20),
     )
     threading.Thread(target=_stop_when_done, args=(url, worker), daemon=True).start()
     started = time.process_time()
