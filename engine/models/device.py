@@ -58,7 +58,7 @@ def refuse_not_finite(logits: mx.array) -> None:
 def finite_rows(logits: mx.array) -> mx.array:
     """Says of each row of logits whether tokens can be chosen by it. Nothing is computed yet."""
     # Infinite where any is +inf, or all are -inf; one that is no number is the highest of all (on
-    # every device, since MLX 0.27). On the CPU a tenth of the work that a sum of powers is.
+    # every device, in MLX 0.32). On the CPU a tenth of the work that a sum of powers is.
     return mx.isfinite(logits.max(axis=-1))
 
 
