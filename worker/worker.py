@@ -26,7 +26,7 @@ from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
 
 from mlx_rq.jobs.queue.payload import SERIALIZER
-from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
 from mlx_rq.jobs.queue.workers import ModelState
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.intake import Intake
@@ -205,7 +205,7 @@ class MLXWorker(RQRegistration):
         self._supervisor_pipe.progress()
 
     def _redis_failed(self, error: Exception) -> None:
-        logger.warning("Redis: %s; trying again", str(error).rstrip("."))
+        logger.warning("Redis: %s; trying again", in_a_sentence(error))
         self._progress()  # waiting for Redis is no stall
 
     def _done(self) -> bool:

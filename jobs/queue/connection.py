@@ -24,6 +24,7 @@ from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.queue import sentinel
 from mlx_rq.jobs.queue.discovery import embedded_url
 from mlx_rq.jobs.queue.local_network import permission_hint
+from mlx_rq.jobs.queue.retry import in_a_sentence
 from mlx_rq.jobs.queue.sentinel import (
     async_sentinel_client,
     sentinel_address,
@@ -171,7 +172,7 @@ def reachable(connection: Redis) -> Iterator[None]:
         ) from error
     except (ConnectionError, TimeoutError) as error:
         raise RedisUnavailable(
-            f"No Redis at {address(connection)}: {str(error).rstrip('.')}{permission_hint(error)}. "
+            f"No Redis at {address(connection)}: {in_a_sentence(error)}{permission_hint(error)}. "
             f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
         ) from error
     except ResponseError as error:  # out of memory, read-only replica, not permitted

@@ -18,7 +18,7 @@ from redis.client import Pipeline
 from rq import Queue
 
 from mlx_rq.jobs.queue import keys, reading
-from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
+from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry, in_a_sentence
 from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
@@ -140,7 +140,7 @@ class LeaseKeeper(threading.Thread):
 
     @staticmethod
     def _redis_failed(error: Exception) -> None:
-        logger.warning("leases could not be renewed: %s; trying again", str(error).rstrip("."))
+        logger.warning("leases could not be renewed: %s; trying again", in_a_sentence(error))
 
     def renew(self) -> None:
         """Prolongs all leases and the worker's own record, in one round trip.

@@ -19,7 +19,7 @@ from types import FrameType
 
 from redis import Redis
 
-from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
 from mlx_rq.worker.leases.name import NameLease, new_holder
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
 from mlx_rq.worker.options import WorkerOptions
@@ -251,7 +251,7 @@ class Supervisor:
 
     @staticmethod
     def _redis_failed(error: Exception) -> None:
-        logger.warning("Redis: %s; trying again", str(error).rstrip("."))
+        logger.warning("Redis: %s; trying again", in_a_sentence(error))
 
     def _learn(self, life: _Life, code: int) -> None:
         """Draws conclusions from a crash."""
