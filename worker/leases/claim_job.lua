@@ -2,13 +2,17 @@
 
 local given = cjson.decode(ARGV[1])
 local names = given.prefixes
--- What Redis holds: another, where it has lost its data since, or another server has taken over.
-local function data_set_now()
-  local told = redis.pcall('INFO', 'replication')
-  local history = type(told) == 'string' and string.match(told, 'master_replid:(%x+)') or ''
-  return (attempt('GET', given.data_set) or '') .. '/' .. history
+local known_data_set
+-- What Redis holds: another, where it has lost its data since, or another server has taken over. Asked
+-- once, and only where there is something to claim.
+local function data_set()
+  if not known_data_set then
+    local told = redis.pcall('INFO', 'replication')
+    local history = type(told) == 'string' and string.match(told, 'master_replid:(%x+)') or ''
+    known_data_set = (attempt('GET', given.data_set) or '') .. '/' .. history
+  end
+  return known_data_set
 end
-local data_set = data_set_now()
 local worker_executions = KEYS[#KEYS]
 local claimed, claimed_bytes, owned = {}, 0, {}
 
@@ -98,6 +102,6 @@ local function claim(queue, registry, job)
   local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl', 'lost_in_reading')
   claimed_bytes = claimed_bytes + #(fields[1] or '')
   claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
-    job.attempts, job.lost, job.suspect and 1 or 0, data_set, fields[4] and 1 or 0}
+    job.attempts, job.lost, job.suspect and 1 or 0, data_set(), fields[4] and 1 or 0}
   own(job.prefix)
 end

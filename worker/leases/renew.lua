@@ -21,9 +21,7 @@ for _, lease in ipairs(given.leases) do
     write('ZADD', names.started .. queue, now() + given.lease, composite)
     write('HSET', record, 'id', execution, 'job_id', job_id, 'worker_name', given.worker,
       'last_heartbeat', string.format('%.6f', seconds()))
-    if not redis.call('HGET', record, 'created_at') then
-      redis.call('HSET', record, 'created_at', string.format('%.6f', seconds()))
-    end
+    redis.call('HSETNX', record, 'created_at', string.format('%.6f', seconds()))
     redis.call('EXPIRE', record, kept(given.lease))
     write('ZADD', names.executions .. job_id, now() + kept(given.lease), execution)
     redis.call('EXPIRE', names.executions .. job_id, kept(given.lease))
