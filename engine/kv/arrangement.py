@@ -64,21 +64,14 @@ def _absent(lengths: tuple[int, ...], longest: int) -> mx.array:
 class Arrangement:
     """Rows in an order in which those that share parts stand together, at every level of nesting.
 
-    `order` says which row comes where, `places` where a row is then (None: right where it is).
+    `order` says which row comes where, `places` where a row is then (None: right where it is);
+    `latent`, whether the parts are those of a layer that keeps latents (`latents.py`).
     """
 
     levels: tuple[Level, ...]
     order: mx.array | None = None
     places: mx.array | None = None
-
-    @property
-    def latent(self) -> bool:
-        """Whether the parts are those of a layer that keeps latents (`latents.py`)."""
-        return any(
-            group.part is not None and group.part.latent
-            for level in self.levels[:1]
-            for group in level.groups
-        )
+    latent: bool = False
 
 
 def arranged(chains: Sequence[Chain]) -> Arrangement:
@@ -93,10 +86,11 @@ def arranged(chains: Sequence[Chain]) -> Arrangement:
         even = _levels(paths, evened)
         if sum(level.stacked for level in even) > sum(level.stacked for level in levels):
             order, levels = evened, even
+    latent = any(part.latent for chain in chains for part in chain[:1])
     if order == list(range(len(paths))):
-        return Arrangement(levels)
+        return Arrangement(levels, latent=latent)
     places = tuple(map(order.index, range(len(paths))))
-    return Arrangement(levels, indices(tuple(order)), indices(places))
+    return Arrangement(levels, indices(tuple(order)), indices(places), latent)
 
 
 def _evened(order: Sequence[int], ranks: Sequence[object]) -> list[int]:
