@@ -12,10 +12,13 @@ from redis import Redis
 
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.clock import redis_time
-from mlx_rq.jobs.queue.trace import Event, trace
+from mlx_rq.jobs.queue.trace import Event, traces, worker_in
 
 MOST_JOBS = 10_000
 """Jobs that are told of, the last that ended: viewers take no more."""
+
+_AT_ONCE = 500
+"""Jobs that are asked for in one round trip."""
 
 _SPANS = {"admitted": "prefill", "first token": "decode", "ended": "commit"}
 """What goes on from each event on, for as long as a job has a place in the batch."""
@@ -26,7 +29,11 @@ _BEFORE = ("queued", "claimed", "rendered")
 def chrome_trace(connection: Redis, seconds: float) -> dict[str, Any]:
     """Gives the trace of the jobs that ended in the last so many seconds."""
     since = redis_time(connection) - seconds
-    jobs = ((job_id, trace(connection, job_id)) for job_id in _ended_since(connection, since))
+    job_ids = _ended_since(connection, since)
+    jobs: list[tuple[str, list[Event]]] = []
+    for start in range(0, len(job_ids), _AT_ONCE):
+        some = job_ids[start : start + _AT_ONCE]
+        jobs += zip(some, traces(connection, some), strict=True)
     return {"traceEvents": list(_drawn(jobs)), "displayTimeUnit": "ms"}
 
 
@@ -46,7 +53,7 @@ def _drawn(jobs: Iterable[tuple[str, Sequence[Event]]]) -> Iterator[dict[str, An
     for job_id, events, times in sorted(
         (one for one in in_batch if "admitted" in one[2]), key=lambda one: one[2]["admitted"]
     ):
-        worker = _worker(events)
+        worker = worker_in(events)
         if worker not in processes:
             processes[worker] = pid = len(processes) + 1
             yield _named("process_name", pid, worker)
@@ -70,11 +77,6 @@ def _drawn(jobs: Iterable[tuple[str, Sequence[Event]]]) -> Iterator[dict[str, An
 
 def _times(events: Iterable[Event]) -> dict[str, float]:
     return {event.name: event.at for event in events}
-
-
-def _worker(events: Iterable[Event]) -> str:
-    claimed = next((event.detail for event in events if event.name == "claimed"), "")
-    return claimed.removeprefix("by ").partition(", attempt")[0]
 
 
 def _named(kind: str, pid: int, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ list: when the job was claimed, seconds after that, and counts.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -14,6 +14,7 @@ from rq.job import Job as RQJob
 from mlx_rq.jobs.queue import reading
 
 _MOST = 2**53
+_BY = "by "
 
 
 class Measured(NamedTuple):
@@ -47,14 +48,34 @@ class Event(NamedTuple):
     detail: str = ""
 
 
+_FIELDS = ("created_at", "started_at", "ended_at", "worker_name", "status", "trace")
+
+
 def trace(connection: Redis, job_id: str) -> list[Event]:
     """Tells what happened to a job, in order; an empty list where there is no such job."""
-    names = ("created_at", "started_at", "ended_at", "worker_name", "status", "trace")
-    fields = reading.ask(connection.hmget, RQJob.key_for(job_id), *names)
+    (events,) = traces(connection, [job_id])
+    return events
+
+
+def traces(connection: Redis, job_ids: Iterable[str]) -> list[list[Event]]:
+    """Tells what happened to each of some jobs, in one round trip."""
+    with connection.pipeline(transaction=False) as pipe:
+        for job_id in job_ids:
+            pipe.hmget(RQJob.key_for(job_id), *_FIELDS)
+        return [_events(fields) for fields in reading.ask_all(pipe)]
+
+
+def worker_in(events: Iterable[Event]) -> str:
+    """Names the worker that claimed a job; empty where none did."""
+    claimed = next((event.detail for event in events if event.name == "claimed"), "")
+    return claimed.removeprefix(_BY).partition(", attempt")[0]
+
+
+def _events(fields: Any) -> list[Event]:
     if fields is reading.WRONG_TYPE or not fields[4]:
         return []
     created, started, ended = (reading.time(field) for field in fields[:3])
-    by = f"by {worker}" if (worker := reading.text(fields[3])) else ""
+    by = f"{_BY}{worker}" if (worker := reading.text(fields[3])) else ""
     events = [Event("queued", reading.unix_time(created))] if created else []
     if (measured := _read(fields[5])) is not None:
         events += _measured(measured, by)
