@@ -31,18 +31,22 @@ ANY_MODEL = "default"
 """The model that a body without `model` asks for; every worker serves it."""
 
 
+BETWEEN = ":"
+"""Stands between the names of a model and of an adapter, so it is in none of an adapter's."""
+
+
 def asked_model(model: str | None, adapter: str | None = None) -> str:
     """Names what a body asks for: a model, or a model with an adapter on it.
 
     An adapter is asked for by a name under which a worker serves it; no job has files loaded.
     """
     name = model or ANY_MODEL
-    return name if adapter is None else f"{name}:{adapter}"
+    return name if adapter is None else f"{name}{BETWEEN}{adapter}"
 
 
 def is_any(name: str) -> bool:
     """Tells the name that every worker serves, by itself or with an adapter, from a model's own."""
-    return name.partition(":")[0] == ANY_MODEL
+    return name.partition(BETWEEN)[0] == ANY_MODEL
 
 
 def _prompt_shape(value: Any) -> str:

@@ -19,15 +19,13 @@ from typing import Any
 import click
 
 from mlx_rq.engine.interface import Adapter, ModelEngine
-from mlx_rq.jobs.openai.requests import ANY_MODEL
+from mlx_rq.jobs.openai.requests import ANY_MODEL, BETWEEN, asked_model
 from mlx_rq.jobs.openai.sizes import parse_bytes
 from mlx_rq.worker.models.switch import ServedModel
 
 DEMO_MODEL = "smollm2"
 
 _KEYS = ("model", "names", "batch", "kv_budget", "adapters")
-_BETWEEN = ":"
-"""Stands between the names of a model and of an adapter, so it is in none of an adapter's."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class AskedModel:
     def known_as(self) -> tuple[str, ...]:
         """The names that can be told before the model is looked for; adapters have them, too."""
         names = dict.fromkeys([self.model, *self.names])
-        return (*names, *(f"{name}{_BETWEEN}{one}" for name in names for one, _ in self.adapters))
+        return (*names, *(asked_model(name, one) for name in names for one, _ in self.adapters))
 
 
 def asked_models(
@@ -104,10 +102,10 @@ def _adapted(base: ServedModel, asked: AskedModel) -> Iterator[tuple[ServedModel
     from mlx_rq.engine.models.adapters import check_adapter
 
     for own, folder in asked.adapters:
-        names = [f"{name}{_BETWEEN}{one}" for one in (own, folder) for name in base.names]
+        names = [asked_model(name, one) for one in (own, folder) for name in base.names]
         adapter = Adapter(names[0], Path(folder).expanduser())
         check_adapter(adapter)
-        called = f"{asked.model}{_BETWEEN}{own}"
+        called = asked_model(asked.model, own)
         own_names = tuple(dict.fromkeys(names))
         yield ServedModel(own_names, base.load, base.id, adapter, base.too_large), called
 
@@ -128,7 +126,7 @@ def _with_adapters(asked: Sequence[AskedModel], given: Iterable[str]) -> list[As
     models = {name: one.model for one in reversed(asked) for name in (*one.names, one.model)}
     for value in given:
         called, _, folder = value.partition("=")
-        model, _, name = called.rpartition(_BETWEEN)
+        model, _, name = called.rpartition(BETWEEN)
         if not name or not folder:
             raise click.ClickException(
                 f"--adapter {value}: say its name and its folder: --adapter {name or 'NAME'}="
@@ -140,7 +138,7 @@ def _with_adapters(asked: Sequence[AskedModel], given: Iterable[str]) -> list[As
             why = f"there is no model {model}" if model else "with several models"
             raise click.ClickException(
                 f"--adapter {value}: {why}, say whose it is: "
-                f"--adapter {asked[0].model}{_BETWEEN}{name}={folder}"
+                f"--adapter {asked[0].model}{BETWEEN}{name}={folder}"
             )
         adapters[models[model]].append((name, folder))
     for model, pairs in adapters.items():
@@ -215,7 +213,7 @@ def _asked(settings: Any, name: str, where: str) -> AskedModel:
     adapters = settings.get("adapters", {})
     if not isinstance(adapters, dict) or not all(map(_is_adapter, adapters.items())):
         raise refuse(
-            f".adapters is {adapters!r}; it must be a table of names, without {_BETWEEN!r}, and "
+            f".adapters is {adapters!r}; it must be a table of names, without {BETWEEN!r}, and "
             'folders, as { sql = "adapters/sql" }'
         )
     return AskedModel(model, (name, *names), batch, nbytes, tuple(adapters.items()))
@@ -223,4 +221,4 @@ def _asked(settings: Any, name: str, where: str) -> AskedModel:
 
 def _is_adapter(entry: tuple[str, Any]) -> bool:
     name, folder = entry
-    return bool(name) and _BETWEEN not in name and isinstance(folder, str) and bool(folder)
+    return bool(name) and BETWEEN not in name and isinstance(folder, str) and bool(folder)
