@@ -27,26 +27,23 @@ ROOT = Path(__file__).parents[2]
 PASSWORD = "s3cret-w0rd"
 ROLES = ("producer", "server", "worker")
 
+QUEUE = ("any_type", "clock", "backlog", "ended", "finish")
+"""What every part of the queue's scripts is made of."""
+
+PRODUCER = (*QUEUE, "enqueue", "cancel", "reserve", "sweep")
+
+LEASES = ("lease", "name", "renew", "claim_job", "claim_walk", "claim", "give_back")
+
 SCRIPTS = {
-    "producer": (
-        *("jobs/queue/any_type.lua", "jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
-        *("jobs/queue/finish.lua", "jobs/queue/cancel.lua", "jobs/queue/reserve.lua"),
-        "jobs/queue/sweep.lua",
-    ),
-    "server": (
-        *("jobs/queue/any_type.lua", "jobs/queue/backlog.lua", "jobs/queue/enqueue.lua"),
-        *("jobs/queue/finish.lua", "jobs/queue/cancel.lua", "jobs/queue/reserve.lua"),
-        *("jobs/queue/sweep.lua", "jobs/queue/webhooks.lua"),
-    ),
-    "worker": (
-        "jobs/queue/finish.lua",
-        "jobs/queue/any_type.lua",
-        "jobs/queue/backlog.lua",
-        "worker/leases/claim_job.lua",
-        "worker/leases/claim_walk.lua",
-        "worker/leases/claim.lua",
-        "worker/leases/give_back.lua",
-    ),
+    "producer": [f"jobs/queue/{name}.lua" for name in PRODUCER],
+    "server": [
+        *(f"jobs/queue/{name}.lua" for name in (*PRODUCER, "webhooks")),
+        "api_stub/quota.lua",
+    ],
+    "worker": [
+        *(f"jobs/queue/{name}.lua" for name in QUEUE),
+        *(f"worker/leases/{name}.lua" for name in LEASES),
+    ],
 }
 """What each part runs inside Redis."""
 
@@ -122,15 +119,22 @@ class TestTheUsers:
     def test_are_refused_nothing_that_their_part_does(self, run: Run) -> None:
         assert run.refused == []
 
+    def test_run_every_script_that_there_is(self) -> None:
+        rooms = ("jobs", "engine", "worker", "api_stub")
+        there = {
+            script.relative_to(ROOT).as_posix()
+            for room in rooms
+            for script in (ROOT / room).rglob("*.lua")
+        }
+        assert {script for scripts in SCRIPTS.values() for script in scripts} == there
+
     @pytest.mark.parametrize("role", ROLES)
     def test_may_do_all_that_their_scripts_might(self, role: str) -> None:
         allowed = {rule.removeprefix("+") for rule in users()[role] if rule.startswith("+")}
         called = {
             command.lower()
             for script in SCRIPTS[role]
-            for command in re.findall(
-                r"(?:\.call|attempt|write)\('(\w+)'", (ROOT / script).read_text()
-            )
+            for command in re.findall(CALLED, (ROOT / script).read_text())
         }
         assert called
         assert called - allowed == set()
