@@ -21,20 +21,15 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from mlx_rq.api_stub.batch_check import IsServed, check_file, fault
-from mlx_rq.api_stub.batch_usage import usage_of_all
+from mlx_rq.api_stub.batch_check import IsServed
+from mlx_rq.api_stub.batch_run import BatchRun, Place, ServerStops
 from mlx_rq.api_stub.errors import NO_RETRY, ApiError
 from mlx_rq.api_stub.file_store import FileStore, is_left_over
 from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
 from mlx_rq.files import sync_path
-from mlx_rq.jobs.batch.batch import Batch, BatchOptions
-from mlx_rq.jobs.batch.files import Outputs
-from mlx_rq.jobs.batch.lines import BatchFile, read_lines
-from mlx_rq.jobs.batch.state import open_state
-from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.batch.lines import read_lines
 from mlx_rq.jobs.queue.clock import redis_time
-from mlx_rq.jobs.queue.connection import connect, new_connection
-from mlx_rq.jobs.queue.options import BATCH_PRIORITY, JobOptions
+from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.jobs.queue.retry import RedisRetry
 
 logger = logging.getLogger("mlx_rq.api_stub")
@@ -46,28 +41,15 @@ RUN_TOGETHER = 8
 _RETRY_SECONDS = 5.0
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
-CANCELLED = RequestError("The batch was cancelled before this request ran.", code="batch_cancelled")
-EXPIRED = RequestError(
-    "This request could not be executed before the completion window expired.",
-    code="batch_expired",
-)
-
-
-class _ServerStops(Exception):
-    """The batch goes on when the server starts again."""
-
 
 class BatchRunner:
     """The batches that there are, and the threads that run them."""
 
     def __init__(self, folder: Path, files: FileStore, redis_url: str, is_served: IsServed) -> None:
-        self._folder = folder
-        self._files = files
-        self._redis_url = redis_url
-        self._is_served = is_served
         self.records = JSONStore(folder)
-        self._threads = ThreadPoolExecutor(RUN_TOGETHER, thread_name_prefix="batch")
         self._closing = Event()
+        self._place = Place(folder, self.records, files, redis_url, is_served, self._closing)
+        self._threads = ThreadPoolExecutor(RUN_TOGETHER, thread_name_prefix="batch")
 
     def resume(self) -> None:
         """Goes on with the batches that have not ended."""
@@ -104,10 +86,10 @@ class BatchRunner:
         }
         if metadata is not None:
             record["metadata"] = metadata
-        folder = self._folder / record["id"]
+        folder = self._place.folder / record["id"]
         folder.mkdir(mode=0o700)
-        if self._files.find(client, input_file_id) is not None:
-            os.link(self._files.path(input_file_id), folder / "input.jsonl")
+        if self._place.files.find(client, input_file_id) is not None:
+            os.link(self._place.files.path(input_file_id), folder / "input.jsonl")
             record["request_counts"]["total"] = sum(1 for _ in read_lines(folder / "input.jsonl"))
         if output_lifetime is not None:
             (folder / "output_lifetime").write_text(str(output_lifetime))
@@ -122,7 +104,7 @@ class BatchRunner:
 
         Where Redis is away, nothing runs anyway; then by that of this machine.
         """
-        with suppress(RedisError), new_connection(self._redis_url) as connection:
+        with suppress(RedisError), new_connection(self._place.redis_url) as connection:
             return redis_time(connection)
         return time.time()
 
@@ -148,7 +130,7 @@ class BatchRunner:
 
         Answers of a failed batch stay: they are only there where they could not be saved.
         """
-        for path in self._folder.iterdir():
+        for path in self._place.folder.iterdir():
             if not path.is_dir() or not is_left_over(path):
                 continue
             record = self.records.get(path.name)
@@ -163,7 +145,7 @@ class BatchRunner:
 
         def try_again() -> None:
             nonlocal run
-            run = _Run(self, identity)
+            run = BatchRun(self._place, identity)
             run.run()
 
         def waits(error: Exception) -> None:
@@ -173,13 +155,13 @@ class BatchRunner:
             if not self._closing.is_set():
                 redis = RedisRetry(waits, seconds=_RETRY_SECONDS)
                 redis.until_done(try_again, self._closing.wait)
-        except _ServerStops:
+        except ServerStops:
             return
         except Exception:
             logger.exception("%s failed", identity)
-            self._fail(run or _Run(self, identity))
+            self._fail(run or BatchRun(self._place, identity))
 
-    def _fail(self, run: "_Run") -> None:
+    def _fail(self, run: BatchRun) -> None:
         """Ends a batch as failed, once the disk takes that."""
         while not self._closing.is_set():
             try:
@@ -188,152 +170,3 @@ class BatchRunner:
             except OSError as error:
                 logger.error("%s", error)
                 self._closing.wait(_RETRY_SECONDS)
-
-    def _advance(self, identity: str, status: str, **fields: Any) -> Record:
-        """Takes a batch to its next status and notes when; a cancellation is not overwritten."""
-
-        def change(record: Record) -> Mapping[str, Any]:
-            # What a batch waited for (its note) is over.
-            stamped = {f"{status}_at": int(time.time()), "note": None, **fields}
-            keeps = record["status"] == "cancelling" and status == "in_progress"
-            return stamped if keeps else {"status": status, **stamped}
-
-        return self.records.update(identity, change)
-
-
-class _Run:
-    """One batch on its way from its input file to its output files."""
-
-    def __init__(self, runner: BatchRunner, identity: str) -> None:
-        self._runner = runner
-        self._id = identity
-        self._folder = runner._folder / identity
-        self._connection = connect(runner._redis_url)
-        self._input = BatchFile(self._folder / "input.jsonl", identity, {})
-        self._outputs = Outputs(self._folder / "output.jsonl", self._folder / "errors.jsonl")
-        self._ended_as = "completed"
-        self._adopted: dict[str, Any] = {}  # the fields of the files that were made
-
-    @property
-    def _record(self) -> Record:
-        record = self._runner.records.get(self._id)
-        assert record is not None
-        return record
-
-    @property
-    def _owner(self) -> str | None:
-        return self._runner.records.owner(self._id)
-
-    def run(self) -> None:
-        if self._record["status"] == "validating" and (faults := self._faults()):
-            self._runner._advance(self._id, "failed", errors=_errors(faults))
-        elif self._input.path.exists():
-            if self._record["status"] != "cancelling":
-                self._runner._advance(self._id, "in_progress")
-            self._generate()
-            self._finish()
-        else:  # cancelled before it was looked at
-            self._runner._advance(self._id, "cancelled")
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _faults(self) -> list[dict[str, Any]]:
-        if not self._input.path.exists():
-            message = f"The input file {self._record['input_file_id']!r} does not exist."
-            return [fault("invalid_request", message, "file_id")]
-        return check_file(self._input, self._record["endpoint"], self._runner._is_served)
-
-    def _generate(self) -> None:
-        options = BatchOptions(
-            order="finished",
-            skip_bad_lines=True,
-            job=JobOptions(BATCH_PRIORITY, owner=self._owner),
-            redis_url=self._runner._redis_url,
-        )
-        with open_state(self._folder / "state", self._id) as state:
-            batch = Batch(self._input, self._outputs, state, options)
-            self._stop_if_due(batch)
-            batch.run(self._watch)
-            if self._ended_as == "expired" and not batch.tally.errors[str(EXPIRED.code)]:
-                self._ended_as = "completed"  # all were answered before any server looked
-
-    def _watch(self, batch: Batch) -> None:
-        """Called at least once a second while the batch runs."""
-        if self._runner._closing.is_set():
-            raise _ServerStops
-        self._stop_if_due(batch)
-        tally = batch.tally
-        counts = {
-            "total": tally.total,
-            "completed": tally.answered,
-            "failed": tally.errors.total(),
-        }
-        self._runner.records.update(
-            self._id,
-            lambda _: {"request_counts": counts, "note": batch.flight.note},
-            durable=not tally.missing,
-        )
-
-    def _stop_if_due(self, batch: Batch) -> None:
-        if self._ended_as != "completed":
-            return
-        if self._record["status"] == "cancelling":
-            self._ended_as = "cancelled"
-            batch.flight.stop(CANCELLED)
-        elif self._is_overdue:
-            self._ended_as = "expired"
-            batch.flight.stop(EXPIRED)
-
-    @property
-    def _is_overdue(self) -> bool:
-        """Whether the window has closed, by the clock of Redis; not while that is away."""
-        with suppress(RedisError):
-            return bool(redis_time(self._connection) >= self._record["expires_at"])
-        return False
-
-    def _finish(self) -> None:
-        """Makes files of what was written, and ends the batch."""
-        if self._ended_as != "cancelled":
-            self._runner._advance(self._id, "finalizing")
-        fields = self._adopt_outputs()
-        if usage := usage_of_all(self._outputs.answers):
-            fields["usage"] = usage
-        self._runner._advance(self._id, self._ended_as, **fields)
-
-    def fail(self) -> None:
-        """Ends the batch as failed; what was answered before stays, in its output files."""
-        saved = False
-        try:
-            with suppress(RequestError):  # cuts off a torn last line
-                self._outputs.recover(ours=True)
-            self._adopt_outputs()
-            saved = True
-        except OSError:
-            logger.exception("%s: its answers stay in %s", self._id, self._folder)
-        errors = _errors([fault("server_error", "The server failed on this batch.")])
-        self._runner._advance(self._id, "failed", errors=errors, **self._adopted)
-        if saved:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _adopt_outputs(self) -> dict[str, Any]:
-        """Makes files of what was written; returns their fields of the Batch object."""
-        for name, path in (
-            ("output_file_id", self._outputs.answers),
-            ("error_file_id", self._outputs.errors),
-        ):
-            if name in self._adopted:
-                continue
-            if path is not None and path.exists() and path.stat().st_size:
-                filename = f"{self._id}_{path.name}"
-                file = self._runner._files.adopt(
-                    path, filename, self._output_lifetime(), self._owner
-                )
-                self._adopted[name] = file["id"]
-        return dict(self._adopted)
-
-    def _output_lifetime(self) -> int | None:
-        path = self._folder / "output_lifetime"
-        return int(path.read_text()) if path.exists() else None
-
-
-def _errors(faults: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"object": "list", "data": faults}

@@ -17,7 +17,7 @@ from redis import Redis
 from servers import RunningServer, StartServer, run_server
 
 from mlx_rq import Job
-from mlx_rq.api_stub import batch_runner
+from mlx_rq.api_stub import batch_run, batch_runner
 from mlx_rq.api_stub.file_store import FileStore
 from mlx_rq.api_stub.settings import Settings
 from mlx_rq.jobs.queue.clock import redis_time
@@ -295,9 +295,7 @@ def test_completed_batch_cannot_be_cancelled(
 def test_window_that_closes(
     server: RunningServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        __import__("mlx_rq.api_stub.batch_runner", fromlist=["x"]).WINDOW_SECONDS, "24h", 1
-    )
+    monkeypatch.setitem(batch_runner.WINDOW_SECONDS, "24h", 1)
     engine = FakeEngine(hold=True, capacity=1)
     start_worker(engine, window=1)
     batch = start(server, [line(f"r{i}") for i in range(3)])
@@ -319,14 +317,15 @@ def test_a_window_goes_by_the_clock_of_redis(
 ) -> None:
     day, step, looks = 24 * 3600, 0.0, 0
     wrong = SimpleNamespace(time=lambda: time.time() + step)
-    monkeypatch.setattr(batch_runner, "time", wrong)
+    for module in (batch_runner, batch_run):
+        monkeypatch.setattr(module, "time", wrong)
 
     def redis_time_seen(connection: Redis) -> float:
         nonlocal looks
         looks += 1
         return redis_time(connection)
 
-    monkeypatch.setattr(batch_runner, "redis_time", redis_time_seen)
+    monkeypatch.setattr(batch_run, "redis_time", redis_time_seen)
     engine = FakeEngine(hold=True)
     start_worker(engine)
     # given a server whose clock is late, and is set while a batch runs
