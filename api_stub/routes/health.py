@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
@@ -99,6 +99,8 @@ async def list_models(service: TheService) -> JSONResponse:
 @router.get("/v1/models/{model:path}", responses={**answers(Model), **REFUSED})
 async def get_model(service: TheService, model: str) -> JSONResponse:
     """Describe one model. Its id may hold slashes."""
+    if not model:
+        raise HTTPException(404)
     return JSONResponse(await run_in_threadpool(_model, service, model))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 from starlette.concurrency import run_in_threadpool
 
 from mlx_rq.api_stub.answers import JobView
@@ -24,6 +25,9 @@ router = APIRouter(tags=["jobs"])
 
 LONGEST_WAIT = 300.0
 _COME_AGAIN = {"retry-after": "1"}
+
+Flag = Annotated[bool, BeforeValidator(lambda given: True if given == "" else given)]
+"""A query parameter that is true where its name stands alone, as in `?dry_run`."""
 
 
 async def job_options(**given: Any) -> JobOptions:
@@ -54,7 +58,7 @@ async def submit_job(
     body: JsonBody,
     service: TheService,
     options: Annotated[JobOptions, Depends(job_options)],
-    dry_run: bool = False,
+    dry_run: Flag = False,
 ) -> JSONResponse:
     """Put a job into the queue: `messages` make a chat, `prompt` a completion, `input` a response.
 

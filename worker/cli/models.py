@@ -42,7 +42,9 @@ class AskedModel:
     @property
     def known_as(self) -> tuple[str, ...]:
         """The names that can be told before the model is looked for; adapters have them, too."""
-        names = dict.fromkeys([self.model, *self.names])
+        folder = Path(self.model).expanduser()
+        own = [folder.resolve().name] if folder.is_dir() else []  # as `locate` calls it
+        names = dict.fromkeys([*own, self.model, *self.names])
         return (*names, *(asked_model(name, one) for name in names for one, _ in self.adapters))
 
 

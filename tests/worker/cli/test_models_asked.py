@@ -180,6 +180,13 @@ def test_an_adapter_that_is_asked_for_wrongly(
     assert refused.value.message == why
 
 
+def test_a_folder_is_known_by_its_name_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    asked = AskedModel(str(folder), ("x",))
+    assert asked.known_as == ("tiny", str(folder), "x")
+
+
 def test_an_adapter_is_served_under_the_names_of_its_model(tmp_path: Path) -> None:
     folder = tmp_path / "sql"
     folder.mkdir()
@@ -193,6 +200,7 @@ def test_an_adapter_is_served_under_the_names_of_its_model(tmp_path: Path) -> No
     base, adapter = served_models(asked, lambda asked: FakeEngine())
     assert adapter.base_id == base.id == base.base_id == "org/a"
     assert adapter.adapter == Adapter("org/a:sql", folder)
+
     assert adapter.names == (
         *("org/a:sql", "x:sql", "default:sql"),
         *(f"{name}:{folder}" for name in ("org/a", "x", "default")),
