@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -146,11 +146,17 @@ def _workers(sample: Sequence[_Sampled], redis_url: str | None) -> list[dict[str
 
 
 def _model(sample: Sequence[_Sampled], workers: Sequence[Mapping[str, Any]]) -> LocalModel | None:
-    """Finds the model that would answer, if it lies on this machine."""
-    named = [sampled.generated_from.model for sampled in sample[:1]]
-    models = [model for model in named if model not in (None, ANY_MODEL)]
-    models += [worker["model"] for worker in workers]
-    return find_local_model(str(models[0])) if models else None
+    """Finds the model that would answer, if it lies on this machine.
+
+    A worker that was given a folder serves it under its name and its path: this is where it lies.
+    """
+    asked = sample[0].generated_from.model if sample else ANY_MODEL
+    names = [asked] if asked is not None else [ANY_MODEL]
+    for worker in workers:
+        served = [model["names"] for model in worker.get("models", ()) if names[0] in model["names"]]
+        names += [*chain.from_iterable(served), worker["model"]]
+    named = (name for name in dict.fromkeys(names) if name != ANY_MODEL)
+    return next(filter(None, map(find_local_model, named)), None)
 
 
 def _prompts(

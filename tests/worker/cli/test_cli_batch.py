@@ -589,6 +589,16 @@ class TestADryRun:
         )
         assert "--- line 3 ---" in result.stdout
 
+    def test_counts_by_the_folder_that_the_worker_was_given(
+        self, tmp_path: Path, connection: Redis, start_worker: StartWorker
+    ) -> None:
+        start_worker(served_names=[str(small_folder())])
+        eventually(lambda: bool(live_workers(connection)))
+        source = write_jsonl(tmp_path / "in.jsonl", [batch_line("a", "x " * 9000)])
+        result = run(source, "--dry-run", "--json")
+        assert (result.exit_code, result.stderr) == (1, "")
+        assert json.loads(result.stdout)["errors"] == {"context_length_exceeded": 1}
+
 
 class TestUsedWrongly:
     @pytest.mark.parametrize(
