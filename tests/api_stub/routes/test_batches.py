@@ -265,7 +265,8 @@ def test_counts_move_and_cancel_keeps_what_is_done(
     client = server.client()
     assert client.batches.cancel(batch.id).status == "cancelling"
     assert client.batches.cancel(batch.id).status == "cancelling"
-    time.sleep(1.2)  # what still waits is taken out of the queue; what runs is let finish
+    # What still waits is taken out of the queue; what runs is let finish.
+    until(server, batch, lambda batch: counts(batch)[2] > 0)
     assert client.batches.retrieve(batch.id).status == "cancelling"
     engine.release()
     batch = ended(server, batch)
@@ -300,7 +301,7 @@ def test_window_that_closes(
     start_worker(engine, window=1)
     batch = start(server, [line(f"r{i}") for i in range(3)])
     engine.wait_for_tasks(1)
-    time.sleep(2.2)
+    until(server, batch, lambda batch: counts(batch)[2] > 0)
     engine.release()
     batch = ended(server, batch)
     assert (batch.status, counts(batch)) == ("expired", (3, 1, 2))
