@@ -157,8 +157,9 @@ def _where_to_go(request: Request) -> str:
 
 
 def _is_known(request: Request, path: str) -> bool:
+    """Whether there is such a path for the request's method."""
     scope = {**request.scope, "path": path}
-    return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONResponse:

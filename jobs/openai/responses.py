@@ -46,8 +46,20 @@ _CALLED_BY_CHATS = {
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
-Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""What a response may be asked to hold besides. Reasoning always comes, and in plain text."""
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""What a response may be asked to hold besides, as OpenAI has it.
+
+Reasoning always comes, and in plain text; images and OpenAI's own tools there are none of here.
+"""
 
 
 class BackgroundOptions(Strict):

@@ -101,6 +101,7 @@ def test_error_shapes(
         ("POST", "/v1/v1/chat/completions/", "Is /v1/chat/completions meant?"),
         ("GET", "/models", "Is /v1/models meant?"),
         ("GET", "/v1/models/", "Is /v1/models meant?"),
+        ("GET", "/v1/jobs/", "docs lists the calls."),
         ("POST", "/v1/conversations", "'previous_response_id' goes on from a response."),
         ("GET", "/v1/conversations/conv_1", "'previous_response_id' goes on from a response."),
         ("POST", "/v1/embeddings", "http://127.0.0.1:PORT/docs lists the calls."),

@@ -153,8 +153,8 @@ def _model(sample: Sequence[_Sampled], workers: Sequence[Mapping[str, Any]]) -> 
     asked = sample[0].generated_from.model if sample else ANY_MODEL
     names = [asked] if asked is not None else [ANY_MODEL]
     for worker in workers:
-        served = [model["names"] for model in worker.get("models", ()) if names[0] in model["names"]]
-        names += [*chain.from_iterable(served), worker["model"]]
+        known = [model["names"] for model in worker.get("models", ())]
+        names += [*chain.from_iterable(one for one in known if names[0] in one), worker["model"]]
     named = (name for name in dict.fromkeys(names) if name != ANY_MODEL)
     return next(filter(None, map(find_local_model, named)), None)
 

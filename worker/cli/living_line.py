@@ -63,18 +63,21 @@ class _Look:
     def _follow(self) -> None:
         connection = new_connection(self._redis_url)
         pause = threading.Event()
+        absent = "the worker is loading its model"
         while not pause.wait(_LOOK_SECONDS):
             try:
-                self._line = line(words(status(connection), self._worker))
+                told = words(status(connection), self._worker)
+                absent = "the worker is stopping, or starts again" if told else absent
+                self._line = line(told or absent)
             except (RedisError, OSError) as error:
                 self._line = line(f"Redis: {error}")
 
 
 def words(state: Mapping[str, Any], name: str | None = None) -> str:
-    """Says in a line what runs, how fast, what waits, and until when."""
+    """Says in a line what runs, how fast, what waits, and until when; empty without a worker."""
     workers = [one for one in state["workers"] if name in (None, one["name"])]
     if not workers:
-        return "the worker is loading its model"
+        return ""
     served = {model for worker in workers for model in worker["serves"]}
     queues = [queue for queue in state["queues"] if queue["model"] in served]
     waiting = sum(queue["queued"] for queue in queues) + _sum(workers, "waiting")

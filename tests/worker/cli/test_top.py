@@ -297,7 +297,7 @@ class TestLivingLine:
     def test_it_says_what_runs_and_until_when(self) -> None:
         said = living_line.words(state({"a": 1, "b": 2}))
         assert said == "2 of 4 rows · 50 tokens/s · 1,239 waiting · 6 ended · 2 min left"
-        assert living_line.words(state({}, name="x"), "y") == "the worker is loading its model"
+        assert living_line.words(state({}, name="x"), "y") == ""
         assert living_line.words(state({}, paused="on battery")).endswith("paused: on battery")
 
     def test_what_is_written_to_standard_error_stands_above_it(
