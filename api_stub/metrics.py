@@ -65,6 +65,7 @@ class _Counts(Collector):
             ("cache", "Bytes of free buffers that MLX keeps."),
             ("peak", "Bytes that MLX held in arrays at most."),
             ("ceiling", "Bytes that MLX may hold."),
+            ("weights", "Bytes of the model's weights, of those that MLX holds."),
         ):
             samples = (
                 (_labels(worker), held)

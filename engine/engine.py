@@ -22,7 +22,7 @@ from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
 from mlx_rq.engine.models.adapters import AdaptedModel
-from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried
+from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried, weight_bytes
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
@@ -66,6 +66,7 @@ class MLXEngine:
         self._model = model
         self._adapted = AdaptedModel(model)
         self._device = device = device or MLXDevice()
+        self._weights = weight_bytes(model.model)
         failed = Verdict(Batching.ALONE, "the device failed when it was tried")
         verdict = tried(device, lambda: verdict_on(model.model), failed, "batching")
         if verdict.batching is Batching.ALONE:
@@ -147,8 +148,12 @@ class MLXEngine:
         return self._running.computed
 
     def memory(self) -> dict[str, int | None]:
-        """Bytes that MLX holds in arrays, keeps to use again, held at most, and may hold."""
-        return {**asdict(self._device.memory()), "ceiling": self._device.ceiling}
+        """Bytes that MLX holds in arrays, keeps to use again, held at most, and may hold.
+
+        Of the arrays, `weights` are the model's.
+        """
+        held = asdict(self._device.memory())
+        return {**held, "ceiling": self._device.ceiling, "weights": self._weights}
 
     def kv_in_use(self) -> tuple[int, int]:
         """Bytes of KV held now, and the least that would do: each token held once."""

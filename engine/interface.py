@@ -129,6 +129,8 @@ class Engine(Protocol):
     def memory(self) -> Mapping[str, int | None]:
         """Says what MLX holds: bytes `active`, in its `cache`, at the `peak`, and its `ceiling`.
 
+        Of the active ones, `weights` are the model's.
+
         May be called from any thread. Nobody need have set a ceiling.
         """
 

@@ -129,7 +129,8 @@ class FakeEngine:
         return list(self._tasks)
 
     def memory(self) -> dict[str, int | None]:
-        return {"active": 6_000_000_000, "cache": 500, "peak": 7_000, "ceiling": 8_000_000_000}
+        held = {"active": 6_000_000_000, "cache": 500, "peak": 7_000, "ceiling": 8_000_000_000}
+        return {**held, "weights": 4_200_000_000}
 
     def check(self) -> None:
         if self.fault is not None:

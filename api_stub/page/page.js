@@ -2,7 +2,7 @@
 
 import { Chart } from "/page/assets/charts.js";
 import { byId, bytes, el, fill, fillRows, lasting, percent, short } from "/page/assets/dom.js";
-import { batchRow, jobBody, jobRow, queueRow, share, workerRow } from "/page/assets/rows.js";
+import { batchRow, failureRow, jobBody, jobRow, queueRow, share, workerRow } from "/page/assets/rows.js";
 
 const KEY = "mlx-rq-key";
 const KEPT_SECONDS = 12 * 3600;
@@ -87,8 +87,10 @@ function showState(state) {
   shown.state = state;
   byId("client").textContent = state.client ?? "";
   fill(byId("notes"), ...state.notes.map((note) => el("li", {}, note)));
-  fillRows(byId("workers"), state.workers.map(workerRow), 9, "No worker is alive: `mlx-rq worker --model NAME` starts one.");
-  fillRows(byId("queues"), state.queues.map(queueRow), 7, "No job has come yet.");
+  fillRows(byId("workers"), state.workers.map(workerRow), 10, "No worker is alive: `mlx-rq worker --model NAME` starts one.");
+  fillRows(byId("queues"), state.queues.map(queueRow), 9, "No job has come yet.");
+  byId("failures-section").hidden = !state.failures.length;
+  fillRows(byId("failures"), state.failures.map((failure) => failureRow(failure, open)), 5, "");
   showTiles();
 }
 
@@ -140,7 +142,7 @@ function showCharts() {
 }
 
 function showJobs(jobs) {
-  fillRows(byId("jobs"), jobs.map((job) => jobRow(job, open)), 8, "No jobs here.");
+  fillRows(byId("jobs"), jobs.map((job) => jobRow(job, open)), 9, "No jobs here.");
 }
 
 function showBatches(batches) {

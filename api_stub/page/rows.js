@@ -21,24 +21,46 @@ function when(seconds) {
 
 export const workerRow = (worker) =>
   el("tr", {},
-    text(worker.host ? `${worker.name.slice(0, 8)} on ${worker.host}` : worker.name.slice(0, 8)),
+    el("td", { class: "text", title: worker.chip }, worker.host ? `${worker.name.slice(0, 8)} on ${worker.host}` : worker.name.slice(0, 8)),
     text(worker.model),
     text(`${worker.running} of ${worker.capacity}`, "number"),
     number(worker.waiting),
     number(worker.ended),
-    number(worker.totals.decoded_tokens),
+    speed(worker.rates, "generated_tokens"),
+    speed(worker.rates, "prompt_tokens"),
     text(percent(share(worker.totals)), "number"),
-    text(memory(worker.memory), "number"),
+    el("td", { class: "number", title: heldFor(worker) }, memory(worker.memory)),
     text(worker.paused ? `takes no jobs: ${worker.paused}` : worker.running ? "busy" : "idle"));
+
+const speed = ({ now, recent }, name) => text(`${short(Math.round(now[name]))} (${short(Math.round(recent[name]))})`, "number");
 
 function memory({ active, ceiling }) {
   if (active === null) return "–";
   return ceiling === null ? bytes(active) : `${bytes(active)} of ${bytes(ceiling)}`;
 }
 
+// What the memory is held for.
+function heldFor({ memory: { active, weights, cache }, totals: { prefix_bytes: prefixes } }) {
+  if (active === null || !weights) return null;
+  return [["weights", weights], ["prefixes", prefixes], ["rows", active - weights - prefixes], ["cache", cache ?? 0]]
+    .map(([name, size]) => `${name} ${bytes(Math.max(0, size))}`).join(", ");
+}
+
 export const queueRow = (queue) =>
   el("tr", {}, text(queue.model), text(queue.priority),
-    ...["queued", "in_progress", "completed", "failed", "cancelled"].map((name) => number(queue[name])));
+    ...["queued", "in_progress", "completed", "failed", "cancelled"].map((name) => number(queue[name])),
+    ...["oldest_seconds", "eta_seconds"].map((name) => text(queue[name] === null ? "–" : lasting(queue[name]), "number")));
+
+export const failureRow = (failure, open) =>
+  el("tr", {},
+    jobLink(failure.id, "failure", open),
+    text(failure.model),
+    text(failure.ended_at ? when(Date.parse(failure.ended_at) / 1000) : "", "number"),
+    text(failure.code),
+    text(failure.message));
+
+const jobLink = (id, list, open) =>
+  el("td", {}, el("button", { type: "button", class: "link", "data-focus": `${list} ${id}`, onclick: () => open(id), title: id, "aria-label": list === "job" ? `Open job ${id}` : `Open ${list} ${id}` }, id.slice(0, 12)));
 
 export function batchRow(batch, { cancel, download }) {
   const { total, completed, failed } = batch.request_counts;
@@ -64,12 +86,13 @@ export function jobRow(job, open) {
   const about = [job.error, job.batch && `batch ${job.batch}`, job.metadata && metadata(JSON.parse(job.metadata))];
   return el("tr", {},
     status(job.status),
-    el("td", {}, el("button", { type: "button", class: "link", "data-focus": job.id, onclick: () => open(job.id), title: job.id, "aria-label": `Open job ${job.id}` }, job.id.slice(0, 12))),
+    jobLink(job.id, "job", open),
     text(job.model),
     text(job.priority),
     text(job.created_at ? when(Date.parse(job.created_at) / 1000) : "", "number"),
     text(waited === null ? "" : lasting(waited), "number"),
     text(took === null ? "" : lasting(took), "number"),
+    text(job.tokens === null ? "" : short(job.tokens), "number"),
     text(about.filter(Boolean).join(" · ")));
 }
 
@@ -96,12 +119,11 @@ export function jobBody(job, showsContent) {
 
 const content = (name, said) => (said ? el("section", {}, el("h2", {}, name), el("pre", { tabindex: 0, "aria-label": name }, said)) : null);
 
-// When a job came, began and ended, each with the time since the step before.
-function life(job) {
-  const ended = { completed: "Completed", failed: "Failed", cancelled: "Cancelled" }[job.status];
-  const steps = [["Came", job.created_at], ["Began", job.started_at], [ended, job.ended_at]].filter(([name, at]) => name && at);
-  return el("ol", { class: "life", "aria-label": "The job's life" }, ...steps.map(([name, at], step) => {
-    const since = step ? `, after ${lasting(between(steps[step - 1][1], at))}` : "";
-    return el("li", {}, name + since, el("time", { datetime: at }, new Date(at).toLocaleString()));
+// What happened to a job, each step with the time since the one before.
+function life({ life: steps }) {
+  return el("ol", { class: "life", "aria-label": "The job's life" }, ...steps.map(({ name, at, detail }, step) => {
+    const since = step ? `, after ${lasting(at - steps[step - 1].at)}` : "";
+    const date = new Date(1000 * at);
+    return el("li", {}, [name + since, detail].filter(Boolean).join(": "), el("time", { datetime: date.toISOString() }, date.toLocaleString()));
   }));
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from redis import Redis
@@ -11,10 +12,10 @@ from mlx_rq.jobs.client.job import STATUSES, Status
 from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import JobNotFound
 from mlx_rq.jobs.queue.connection import connect, reachable
-from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.owners import may_see
 from mlx_rq.jobs.queue.recent import Seen, metadata_of, recent_jobs, seen_jobs
 from mlx_rq.jobs.queue.results import read_errors
+from mlx_rq.jobs.queue.status import status
 
 Event = tuple[str, Any]
 
@@ -50,7 +51,9 @@ class View:
         self._service = service
         self._client = client
         self._wanted = wanted
+        self._sees_all = may_see(client, None)
         self._metadata: dict[str, str] = {}
+        self._tokens: dict[str, int] = {}  # that jobs have generated so far
 
     def look(self) -> Iterator[Event]:
         """Gives all events that make up the page; raises RedisUnavailable."""
@@ -63,19 +66,21 @@ class View:
                 yield "job", self._job(connection)
 
     def _state(self, connection: Redis) -> dict[str, Any]:
-        seen = overview(connection)
+        seen = status(connection)
         workers = [{name: worker[name] for name in _OF_WORKERS} for worker in seen["workers"]]
+        self._tokens = {row["id"]: row["tokens"] for one in seen["workers"] for row in one["rows"]}
         return {
             "client": self._client,
             "shows_content": self._service.settings.show_content,
             "workers": workers,
             "queues": seen["queues"],
+            "failures": seen["failures"] if self._sees_all else [],
             "notes": seen["notes"],
         }
 
     def _jobs(self, connection: Redis) -> list[dict[str, Any]]:
         search = self._wanted.search.strip()
-        whole = may_see(self._client, None) and not search
+        whole = self._sees_all and not search
         lists = _LISTS[self._wanted.status]
         found = recent_jobs(connection, lists, SHOWN if whole else LOOKED_THROUGH)
         if search:
@@ -118,29 +123,38 @@ class View:
                 "batch": job.batch,
                 "metadata": self._metadata.get(job.id) or None,
                 "error": errors.get(job.id),
+                "tokens": self._tokens.get(job.id),
             }
             for job in jobs
         ]
 
     def _batches(self) -> list[Any]:
-        return self._service.batches.records.all_seen_by(self._client)[: -SHOWN - 1 : -1]
+        """Lists the last batches, and of those that are sought the ones that match."""
+        text = self._wanted.search.strip().lower()
+        newest_first = self._service.batches.records.all_seen_by(self._client)[::-1]
+        found = (
+            batch
+            for batch in newest_first
+            if batch["id"].startswith(text) or text in str(batch.get("metadata") or "").lower()
+        )
+        return list(islice(found, SHOWN))
 
     def _job(self, connection: Redis) -> dict[str, Any]:
         job_id = self._wanted.job
         seen = seen_jobs(connection, [job_id])
         if not seen or not may_see(self._client, seen[0].owner):
             return {"id": job_id, "missing": True}
+        content = self._service.settings.show_content
         try:
-            return job_detail(
-                job_id, self._service.redis_url, content=self._service.settings.show_content
-            )
+            detail = job_detail(job_id, self._service.redis_url, content=content)
+            return {**detail, "life": [event._asdict() for event in detail["life"]]}
         except JobNotFound:  # it went meanwhile
             return {"id": job_id, "missing": True}
 
 
 _OF_WORKERS = (
     *("name", "host", "machine", "model", "serves", "prefix_sharing", "capacity"),
-    *("running", "waiting", "ended", "paused", "totals", "memory"),
+    *("running", "waiting", "ended", "paused", "rates", "totals", "memory", "chip"),
 )
 
 

@@ -30,6 +30,7 @@ from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.prepare import Prepared
 from mlx_rq.jobs.queue.results import read_result
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.jobs.queue.trace import note_fetched
 
 DEFAULT_WINDOW = 2000
 """Jobs on the way: enough for a few workers to plan with, little for Redis to hold."""
@@ -144,6 +145,7 @@ class Flight:
                 for name in names:
                     pipe.expire(name, FORGET_SECONDS)
             pipe.execute()
+        note_fetched(self._connection, [str(item.job_id) for item in done])
 
     def cancel(self) -> None:
         """Ends the jobs that are on their way, because nobody will read their answers."""

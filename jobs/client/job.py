@@ -27,6 +27,7 @@ from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.finish import forget_job
 from mlx_rq.jobs.queue.payload import Payload, read_payload
 from mlx_rq.jobs.queue.record import JobRecord, has_ended, read_outcome, read_record
+from mlx_rq.jobs.queue.trace import note_fetched
 from mlx_rq.jobs.queue.waiting import wait_for_end
 from mlx_rq.jobs.queue.workers import workers_for
 
@@ -134,11 +135,12 @@ class Job:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with reachable(self._connection):
-            while (outcome := self._outcome()) is None:
+            while (outcome := self.outcome()) is None:
                 left = _LONGEST_BLOCK if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise self._timeout(timeout)
                 _await_entry(self._connection, Result.get_key(self.id), b"0-0", left)
+        note_fetched(self._connection, [self.id])
         if (error := error_in(outcome)) is not None:
             raise JobFailed(self.id, error)
         return outcome
@@ -150,8 +152,11 @@ class Job:
             f"job {self.id} has no result within {timeout} s: {info['status']}{note}"
         )
 
-    def _outcome(self) -> dict[str, Any] | None:
-        """Reads the result key; None while the job is on its way."""
+    def outcome(self) -> dict[str, Any] | None:
+        """Looks at what the job ended with: the answer, or `{"error": …}`; None until it has.
+
+        It does not count as fetched by that (`mlx-rq trace`). Raises JobNotFound.
+        """
         outcome, status = read_outcome(self._connection, self.id)
         if outcome is not None:
             return outcome

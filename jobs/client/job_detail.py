@@ -6,7 +6,9 @@ from typing import Any
 
 from mlx_rq.jobs.client.job import UNFINISHED, Job
 from mlx_rq.jobs.openai.answers import finish_reason_of, text_of, usage_of
-from mlx_rq.jobs.openai.errors import JobFailed, RequestError
+from mlx_rq.jobs.openai.errors import RequestError, error_in
+from mlx_rq.jobs.queue.connection import connect, reachable
+from mlx_rq.jobs.queue.trace import trace
 
 _PROMPTS = ("instructions", "messages", "prompt", "input")
 """Under these names bodies say what is to be answered."""
@@ -24,6 +26,8 @@ def job_detail(job_id: str, redis_url: str | None, *, content: bool) -> dict[str
         detail |= {"kind": kind, "metadata": body.get("metadata") or None}
         if content:
             detail["prompt"] = _cut(_prompt(body))
+    with reachable(connection := connect(redis_url)):
+        detail["life"] = trace(connection, job_id)
     return {**detail, **_outcome(job, detail["status"], content=content)}
 
 
@@ -31,10 +35,10 @@ def _outcome(job: Job, status: str, *, content: bool) -> dict[str, Any]:
     outcome: dict[str, Any] = {"error": None, "usage": None, "finish_reason": None, "answer": None}
     if status in UNFINISHED:
         return outcome
-    try:
-        result = job.result(timeout=0)
-    except JobFailed as failure:
-        return {**outcome, "error": failure.error}
+    with reachable(connect(job.redis_url)):
+        result = job.outcome() or {}
+    if (error := error_in(result)) is not None:
+        return {**outcome, "error": error}
     outcome["usage"] = usage_of(result)._asdict()
     if "choices" in result or "output" in result:  # a count of tokens says nothing
         outcome["finish_reason"] = finish_reason_of(result)

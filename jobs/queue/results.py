@@ -46,15 +46,28 @@ def read_result(job_id: str, reply: Any) -> Outcome | None:
 
 def read_errors(connection: Redis, job_ids: Sequence[str]) -> dict[str, str]:
     """Says why jobs failed; those that have no error, or no result any more, are left out."""
+    return {job_id: str(error["message"]) for job_id, error in _errors(connection, job_ids).items()}
+
+
+def error_codes(connection: Redis, job_ids: Sequence[str]) -> dict[str, str]:
+    """Says by which codes jobs failed, as `read_errors` says why."""
+    return {
+        job_id: str(error["code"])
+        for job_id, error in _errors(connection, job_ids).items()
+        if error["code"]
+    }
+
+
+def _errors(connection: Redis, job_ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     with connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.get(keys.result(job_id))
         replies = reading.ask_all(pipe)
-    errors = {}
+    errors: dict[str, Mapping[str, Any]] = {}
     for job_id, reply in zip(job_ids, replies, strict=True):
         outcome = read_result(job_id, reply)
         if outcome is not None and (error := error_in(outcome)) is not None:
-            errors[job_id] = str(error["message"])
+            errors[job_id] = error
     return errors
 
 

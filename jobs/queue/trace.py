@@ -5,13 +5,17 @@ list: when the job was claimed, seconds after that, and counts.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from redis import Redis
+from redis.exceptions import RedisError
 from rq.job import Job as RQJob
 
 from mlx_rq.jobs.queue import reading
+from mlx_rq.jobs.queue.results import error_codes
+from mlx_rq.jobs.queue.scripts import tolerant_script
 
 _MOST = 2**53
 _BY = "by "
@@ -48,7 +52,17 @@ class Event(NamedTuple):
     detail: str = ""
 
 
-_FIELDS = ("created_at", "started_at", "ended_at", "worker_name", "status", "trace")
+_FIELDS = ("created_at", "started_at", "ended_at", "worker_name", "status", "trace", "fetched_at")
+
+
+def note_fetched(connection: Redis, job_ids: Sequence[str]) -> None:
+    """Has jobs' records say that their answers were fetched now, unless they were before.
+
+    Where Redis does not take that, nothing is lost by it.
+    """
+    script = connection.register_script(tolerant_script(__package__, "fetched.lua"))
+    with suppress(RedisError):
+        script(keys=[RQJob.key_for(job_id) for job_id in job_ids])
 
 
 def trace(connection: Redis, job_id: str) -> list[Event]:
@@ -57,12 +71,17 @@ def trace(connection: Redis, job_id: str) -> list[Event]:
     return events
 
 
-def traces(connection: Redis, job_ids: Iterable[str]) -> list[list[Event]]:
-    """Tells what happened to each of some jobs, in one round trip."""
+def traces(connection: Redis, job_ids: Sequence[str]) -> list[list[Event]]:
+    """Tells what happened to each of some jobs, in two round trips at most."""
     with connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hmget(RQJob.key_for(job_id), *_FIELDS)
-        return [_events(fields) for fields in reading.ask_all(pipe)]
+        told = reading.ask_all(pipe)
+    failed = [job_id for job_id, fields in zip(job_ids, told, strict=True) if _failed(fields)]
+    codes = error_codes(connection, failed)
+    return [
+        _events(fields, codes.get(job_id, "")) for job_id, fields in zip(job_ids, told, strict=True)
+    ]
 
 
 def worker_in(events: Iterable[Event]) -> str:
@@ -71,7 +90,11 @@ def worker_in(events: Iterable[Event]) -> str:
     return claimed.removeprefix(_BY).partition(", attempt")[0]
 
 
-def _events(fields: Any) -> list[Event]:
+def _failed(fields: Any) -> bool:
+    return fields is not reading.WRONG_TYPE and fields[4] == b"failed"
+
+
+def _events(fields: Any, error: str) -> list[Event]:
     if fields is reading.WRONG_TYPE or not fields[4]:
         return []
     created, started, ended = (reading.time(field) for field in fields[:3])
@@ -82,7 +105,10 @@ def _events(fields: Any) -> list[Event]:
     elif started:
         events.append(Event("claimed", reading.unix_time(started), by))
     if ended:
-        events.append(Event(f"committed as {reading.text(fields[4])}", reading.unix_time(ended)))
+        committed = f"committed as {reading.text(fields[4])}"
+        events.append(Event(committed, reading.unix_time(ended), error))
+    if (fetched := reading.number(fields[6], 0, reading.MAX_UNIX_TIME)) is not None:
+        events.append(Event("fetched", fetched))
     return events
 
 

@@ -54,12 +54,16 @@ class WorkerTotals(_Lenient):
 
 
 class WorkerMemory(_Lenient):
-    """Bytes that a worker's MLX holds, keeps to use again, held at most, and may hold."""
+    """Bytes that a worker's MLX holds, keeps to use again, held at most, and may hold.
+
+    Of those that it holds, `weights` are the model's.
+    """
 
     active: Count | None = None
     cache: Count | None = None
     peak: Count | None = None
     ceiling: Count | None = None
+    weights: Count | None = None
 
 
 class WorkerSpeed(_Lenient):

@@ -20,7 +20,7 @@ def test_metrics_are_read_as_they_were_counted() -> None:
         "running": 1,
         "waiting": 2,
         "capacity": 8,
-        "memory": {"active": 11, "cache": 0, "peak": 33, "ceiling": None},
+        "memory": {"active": 11, "cache": 0, "peak": 33, "ceiling": None, "weights": 9},
     }
     worker["totals"] = {
         **dict.fromkeys(totals, 123_456_789),
@@ -58,6 +58,7 @@ def test_metrics_are_read_as_they_were_counted() -> None:
         ("gauge", "mlx_rq_worker_memory_active_bytes", *of_worker): 11,
         ("gauge", "mlx_rq_worker_memory_cache_bytes", *of_worker): 0,
         ("gauge", "mlx_rq_worker_memory_peak_bytes", *of_worker): 33,
+        ("gauge", "mlx_rq_worker_memory_weights_bytes", *of_worker): 9,
         **{("counter", f"mlx_rq_worker_{name}_total", *of_worker): 123_456_789 for name in totals},
         ("counter", "mlx_rq_worker_prefill_seconds_total", *of_worker): 0.25,
         ("counter", "mlx_rq_worker_decode_seconds_total", *of_worker): 1e-7,

@@ -180,7 +180,7 @@ def test_a_night_of_work(
     page.keyboard.press("Enter")
     expect(page.get_by_label("Prompt", exact=True)).to_contain_text(HOSTILE)
     expect(page.get_by_label("Answer", exact=True)).to_have_text(f"chat for {done.id}")
-    expect(page.get_by_label("The job's life").locator("li")).to_have_count(3)
+    expect(page.get_by_label("The job's life").locator("li")).to_have_count(4)
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").press("Enter")
     answer = json.loads(Path(download.value.path()).read_text())
@@ -202,7 +202,7 @@ def test_a_night_of_work(
     page.get_by_label(f"Open job {held.id}").click()
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel the job").click()
-    expect(page.locator("#job-body")).to_contain_text("Cancelled")
+    expect(page.locator("#job-body")).to_contain_text("Statuscancelled")
     assert held.status() == "cancelled"
     page.get_by_role("button", name="Close").click()
 

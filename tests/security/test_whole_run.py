@@ -30,7 +30,7 @@ ROLES = ("producer", "server", "worker")
 QUEUE = ("any_type", "clock", "backlog", "ended", "finish")
 """What every part of the queue's scripts is made of."""
 
-PRODUCER = (*QUEUE, "enqueue", "cancel", "reserve", "sweep")
+PRODUCER = (*QUEUE, "enqueue", "cancel", "reserve", "sweep", "fetched")
 
 LEASES = ("lease", "name", "renew", "claim_job", "claim_walk", "claim", "give_back")
 

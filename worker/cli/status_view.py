@@ -14,6 +14,8 @@ from mlx_rq.worker.cli.batch_progress import duration
 from mlx_rq.worker.cli.queue import limit_lines
 
 NO_WORKER = "No live worker: start one with `mlx-rq worker`."
+_SHOWN_BYTES = 5e7
+"""What holds less is nothing in GB with one digit."""
 NO_QUEUE = "No queue yet: nothing was submitted."
 
 
@@ -73,6 +75,8 @@ def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
     yield f"{worker['running']} of {worker['capacity']} rows run"
     yield f"{worker['waiting']:,} wait in it"
     yield f"{worker['ended']:,} ended"
+    if worker["prefix_sharing"]:
+        yield f"prefixes {worker['prefix_sharing']}"
 
 
 def _speed(rates: Mapping[str, Any]) -> Iterator[str]:
@@ -89,12 +93,10 @@ def memory(worker: Mapping[str, Any]) -> str:
     ceiling = held["ceiling"]
     said = f"{held['active'] / 1e9:.1f}"
     parts = [f"memory {said} GB" if ceiling is None else f"memory {said} of {ceiling / 1e9:.1f} GB"]
-    if totals["prefix_bytes"]:
-        parts.append(f"prefixes {totals['prefix_bytes'] / 1e9:.1f} GB")
-    if held["cache"] and held["cache"] >= 5e7:
-        parts.append(f"cache {held['cache'] / 1e9:.1f} GB")
-    if worker["prefix_sharing"]:
-        parts.append(f"prefixes {worker['prefix_sharing']}")
+    weights, prefixes = held["weights"] or 0, totals["prefix_bytes"]
+    rows = held["active"] - weights - prefixes if weights else 0
+    sizes = {"weights": weights, "prefixes": prefixes, "rows": rows, "cache": held["cache"] or 0}
+    parts += [f"{name} {size / 1e9:.1f}" for name, size in sizes.items() if size >= _SHOWN_BYTES]
     return " · ".join(parts)
 
 

@@ -1,7 +1,7 @@
 """A job as `mlx-rq top` shows it when it is opened: its state, its life, and what it says."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,8 +10,6 @@ from rich.text import Text
 from mlx_rq.jobs.client.job import UNFINISHED
 from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
-from mlx_rq.jobs.queue.connection import connect, reachable
-from mlx_rq.jobs.queue.trace import Event, trace
 from mlx_rq.worker.cli.job_ids import find_job
 from mlx_rq.worker.cli.status_view import life_lines, line
 
@@ -28,12 +26,11 @@ class JobView:
         self,
         asked: str,
         detail: Mapping[str, Any] | None = None,
-        life: Sequence[Event] = (),
         fault: str = "",
     ) -> None:
         self.asked = asked
         self.first = 0
-        self._detail, self._life, self._fault = detail, life, fault
+        self._detail, self._fault = detail, fault
         self._room = 1
 
     @property
@@ -72,7 +69,7 @@ class JobView:
         if self.unfinished_id is not None and (so_far := tokens.get(self.unfinished_id)):
             yield line(f"  {so_far:,} tokens so far")
         yield line("life", "bold")
-        for text in life_lines(self._life):
+        for text in life_lines(self._detail["life"]):
             yield line(f"  {text}")
         for name in ("prompt", "answer"):
             yield from _titled(name, self._detail[name])
@@ -84,12 +81,9 @@ def look_at(asked: str, redis_url: str | None, *, content: bool) -> JobView:
     """Asks for all that is shown of a job. Raises RedisUnavailable."""
     try:
         job_id = find_job(asked, redis_url).id
-        detail = job_detail(job_id, redis_url, content=content)
+        return JobView(asked, job_detail(job_id, redis_url, content=content))
     except (JobNotFound, RequestError) as error:
         return JobView(asked, fault=str(error))
-    connection = connect(redis_url)
-    with reachable(connection):
-        return JobView(asked, detail, trace(connection, job_id))
 
 
 def _state(detail: Mapping[str, Any]) -> Iterator[Text]:

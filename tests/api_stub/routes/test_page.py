@@ -100,9 +100,11 @@ class TestEvents:
         job = submit(messages=[{"role": "user", "content": HOSTILE}])
         engine.wait_for_tasks(1)
         told = first(server.http)
-        assert told["state"]["workers"][0]["model"] == "fake"
+        (worker,) = told["state"]["workers"]
+        assert (worker["model"], worker["rates"]["now"]["generated_tokens"]) == ("fake", 0.0)
         (queue,) = told["state"]["queues"]
         assert (queue["model"], queue["in_progress"]) == ("default", 1)
+        assert (queue["oldest_seconds"], queue["eta_seconds"]) == (None, None)
         assert [(row["id"], row["status"]) for row in told["jobs"]] == [(job.id, "in_progress")]
         assert (told["batches"], told["history"]["rows"], told["away"]) == ([], [], None)
         assert HOSTILE not in json.dumps(told)
@@ -184,11 +186,25 @@ class TestEvents:
 
         def seen(key: str) -> tuple[list[str], list[str], bool]:
             told = first(as_client(server, key), job=job_id, search=job_id)
-            jobs, batches = ([one["id"] for one in told[name]] for name in ("jobs", "batches"))
+            batches = first(as_client(server, key), search=batch["id"][:12])["batches"]
+            jobs, batches = ([one["id"] for one in found] for found in (told["jobs"], batches))
+            assert told["batches"] == []
             return jobs, batches, "missing" not in told["job"]
 
         there = [job_id], [batch["id"]], True
         assert {key: seen(key) for key in "abo"} == {"a": there, "b": ([], [], False), "o": there}
+
+    def test_the_last_failures_are_told_to_who_may_see_all_jobs(
+        self, start_server: StartServer, start_worker: StartWorker
+    ) -> None:
+        start_worker(FakeEngine(refuse=lambda task: failure("too_much", "No.")))
+        server = start_server(keys=ApiKeys(["ann: a", "operator: o"]))
+        ann = as_client(server, "a")
+        job_id = ann.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
+        assert ann.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "failed"
+        failures = {key: first(as_client(server, key))["state"]["failures"] for key in "ao"}
+        assert failures["a"] == []
+        assert [(one["id"], one["code"]) for one in failures["o"]] == [(job_id, "too_much")]
         refused = server.http.get("/page/events", headers=FROM_THE_PAGE)
         assert refused.status_code == 401
 

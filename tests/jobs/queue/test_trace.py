@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fakes import PATIENCE, FakeEngine, StartWorker
+from fakes import PATIENCE, FakeEngine, StartWorker, failure
 from redis import Redis
 from rq.job import Job as RQJob
 
 from mlx_rq import submit
 from mlx_rq.engine.interface import Steps
+from mlx_rq.jobs.client.job import as_completed
+from mlx_rq.jobs.client.job_detail import job_detail
+from mlx_rq.jobs.openai.errors import JobFailed
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.chrome_trace import chrome_trace
-from mlx_rq.jobs.queue.trace import Measured, trace
+from mlx_rq.jobs.queue.trace import Measured, note_fetched, trace
 from mlx_rq.worker.cli.main import main
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -40,7 +43,10 @@ def test_an_answered_job_tells_each_step_with_its_time(
         ("first token", ""),
         ("ended", "2 tokens"),
         ("committed as finished", ""),
+        ("fetched", ""),
     ]
+    job.result()  # once more: the first time is what is told
+    assert trace(connection, job.id) == events
     times = [event.at for event in events]
     assert times[5] - times[4] == pytest.approx(0.001, abs=2e-3)
     assert times[5] - times[2] == pytest.approx(0.003, abs=2e-3)
@@ -53,6 +59,30 @@ def test_an_answered_job_tells_each_step_with_its_time(
     ]
     machine = json.loads(CliRunner().invoke(main, ["trace", job.id, "--json"]).stdout)
     assert machine[1]["detail"] == "by mac-1, attempt 1"
+
+
+def test_a_job_that_failed_tells_why(connection: Redis, start_worker: StartWorker) -> None:
+    start_worker(FakeEngine(refuse=lambda task: failure("too_much", "No.")))
+    job = submit(messages=HI)
+    with pytest.raises(JobFailed):
+        job.result(PATIENCE)
+    *_, committed, fetched = trace(connection, job.id)
+    assert (committed.name, committed.detail) == ("committed as failed", "too_much")
+    assert fetched.name == "fetched"
+
+
+def test_looking_at_a_job_does_not_fetch_it_nor_does_fetching_make_a_job(
+    connection: Redis, start_worker: StartWorker
+) -> None:
+    start_worker()
+    job = submit(messages=HI)
+    (done,) = as_completed([job], timeout=PATIENCE)
+    detail = job_detail(job.id, None, content=True)
+    assert detail["answer"] == f"chat for {job.id}"
+    assert detail["life"][-1].name == "committed as finished"
+    done.delete()
+    note_fetched(connection, [job.id])
+    assert not connection.exists(RQJob.key_for(job.id))
 
 
 def test_a_while_is_drawn_for_trace_viewers(

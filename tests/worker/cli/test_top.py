@@ -145,7 +145,7 @@ class TestScreen:
 def detail(**changed: Any) -> dict[str, Any]:
     known = {"id": "b", "status": "in_progress", "model": "m", "priority": "default"}
     unknown = ("kind", "usage", "finish_reason", "metadata", "note", "error", "prompt", "answer")
-    return {**dict.fromkeys(unknown), **known, **changed}
+    return {**dict.fromkeys(unknown), "life": [], **known, **changed}
 
 
 class TestAJob:
@@ -154,7 +154,7 @@ class TestAJob:
         screen.press("j")
         assert (screen.press("\n"), screen.opened) == (None, "b")
         assert drawn(screen)[0] == "job b"
-        screen.take_job(JobView("b", detail(kind="chat"), [Event("queued", 0)]))
+        screen.take_job(JobView("b", detail(kind="chat", life=[Event("queued", 0)])))
         lines = drawn(screen)
         assert lines[1] == "  in_progress · m · normal priority · chat"
         assert lines[2] == "  20 tokens so far"
