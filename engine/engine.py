@@ -21,9 +21,10 @@ from itertools import islice
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
-from mlx_rq.engine.models.adapters import AdaptedModel
+from mlx_rq.engine.models.adapters import AdaptedModel, MixedAdapter
 from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried, weight_bytes
 from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.models.mixed import pays
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
 from mlx_rq.engine.output.response import WRITERS, response_of
@@ -47,6 +48,14 @@ _ADMIT_SHARE = 4
 """Sequences are admitted once this part of the batch (1/4) is free: each admission copies KV."""
 
 
+_ADAPTER_SHARE = 4
+"""Adapters that are mixed take at most this part (1/4) of what there is for KV."""
+
+
+def _fingerprint(model: LoadedModel) -> str:
+    return f"{model.model_id}_{model.fingerprint}_{_versions()}"
+
+
 @cache
 def _versions() -> str:
     return "_".join(f"{package}-{version(package)}" for package in ("mlx-rq", "mlx", "mlx-lm"))
@@ -65,6 +74,9 @@ class MLXEngine:
     ) -> None:
         self._model = model
         self._adapted = AdaptedModel(model)
+        self._mixed: Mapping[str, MixedAdapter] = {}
+        """The adapters that single tasks may have, by the names that tasks have for them."""
+        self._mix_adapters = options.mix_adapters
         self._device = device = device or MLXDevice()
         self._weights = weight_bytes(model.model)
         failed = Verdict(Batching.ALONE, "the device failed when it was tried")
@@ -106,7 +118,7 @@ class MLXEngine:
 
     @property
     def fingerprint(self) -> str:
-        return f"{self._model.model_id}_{self._model.fingerprint}_{_versions()}"
+        return _fingerprint(self._model)
 
     @property
     def prefix_sharing(self) -> str:
@@ -219,6 +231,36 @@ class MLXEngine:
             self._running.adapted(adapter.model_id)
         self._device.clear_cache()
 
+    def mix(self, adapters: Mapping[str, Adapter]) -> Collection[str]:
+        """Has tasks of the model and its adapters computed together; says which, by their ids.
+
+        None, where a step of different rows is not right, or not quicker than one for each. No
+        tasks may be left, and it is done once.
+        """
+        assert not self._sequences.tasks, "what has begun is finished as it began"
+        rows, memory = self._step_size.rows, self._running.memory
+        if self._mix_adapters is False or rows == 1:
+            return ()
+        none: dict[str, MixedAdapter] = {}
+        mixed = tried(
+            self._device,
+            lambda: self._adapted.mix(
+                dict.fromkeys(adapters.values()),
+                most_bytes=memory.nbytes // _ADAPTER_SHARE,
+                worth=lambda network, n: self._mix_adapters or pays(network, n, rows),
+            ),
+            none,
+            "adapters",
+        )
+        memory.nbytes -= self._adapted.mixed_bytes
+        self._mixed = {
+            name: mixed[adapter.model_id]
+            for name, adapter in adapters.items()
+            if adapter.model_id in mixed
+        }
+        self._device.clear_cache()
+        return mixed.keys()
+
     def close(self) -> None:
         """Frees the memory of the model and of all that was computed with it."""
         self._output_formats.close()
@@ -232,15 +274,22 @@ class MLXEngine:
     def _rendered(self, task: Task) -> list[TokenSequence] | Outcome:
         """Makes a task's sequences; its outcome where there is nothing to generate."""
         model_format = self._output_formats.model_format
+        adapter, model = self._adapted_for(task)
         try:
             writer = WRITERS[task.request.kind]
-            if (told := writer.at_once(task.request, self._model, model_format)) is not None:
+            if (told := writer.at_once(task.request, model, model_format)) is not None:
                 return Outcome(task.id, told)
-            sequences = sequences_of(task, self._model, self._output_formats, now=self._clock())
+            sequences = sequences_of(
+                task, model, self._output_formats, now=self._clock(), adapter=adapter
+            )
             self._running.memory.check(sequences)
         except Exception as error:  # a template, a tokenizer: it is this request's alone
             return ended_by(error, task)
         return sequences
+
+    def _adapted_for(self, task: Task) -> MixedAdapter:
+        """Says with what a task is computed: an adapter of its own, or what all tasks have."""
+        return self._mixed.get(task.model) or MixedAdapter(0, self._model)
 
     def _start_compiled(self) -> list[Outcome]:
         """Has the sequences wait for the batch whose grammars are compiled by now."""
@@ -333,9 +382,10 @@ class MLXEngine:
 
     def _answers(self, complete: Iterable[TaskSequences]) -> list[Outcome]:
         """Writes the answers of tasks that are complete."""
-        names = {"model_id": self.model_id, "fingerprint": self.fingerprint}
         outcomes = []
         for task, sequences in complete:
+            model = self._adapted_for(task).model
+            names = {"model_id": model.model_id, "fingerprint": _fingerprint(model)}
             try:
                 result = response_of(task, sequences, self._token_bytes, **names)
                 outcomes.append(Outcome(task.id, result, steps_of(sequences, self._clock())))

@@ -17,12 +17,14 @@ class Task:
     """A job as the engine sees it: an id, a validated request, and how urgent it is.
 
     A smaller `rank` is generated first. `submitted_at` is Unix time, None where nobody knows.
+    `model` is the name by which it is asked for: it tells adapters that are mixed from each other.
     """
 
     id: str
     request: JobRequest
     rank: int = 0
     submitted_at: float | None = None
+    model: str = ""
 
 
 class Steps(NamedTuple):
@@ -180,4 +182,11 @@ class ModelEngine(Engine, Protocol):
         """Puts an adapter on the model in place of another, or takes it off; no tasks may be left.
 
         Raises ModelError where it does not fit, and what reading it raises; then none is on.
+        """
+
+    def mix(self, adapters: Mapping[str, Adapter]) -> Collection[str]:
+        """Has tasks of the model and of its adapters computed together, where that pays.
+
+        Adapters are given by the names that tasks have for them. Tells which are mixed, by id:
+        their tasks are taken whenever no other adapter is on.
         """

@@ -23,7 +23,8 @@ class EngineOptions:
     budget runs out. With `share_prefixes`, sequences refer to a prefix instead of copying it, where
     the model allows it and a step then reads `share_from` tokens fewer: as many as it could read in
     the time that it takes to attend to one prefix apart. Prefixes that are referred to are held in
-    `kv_bits` (8 or 4), which changes answers a little; None: as they were computed.
+    `kv_bits` (8 or 4), which changes answers a little; None: as they were computed. With
+    `mix_adapters`, a step has rows of different adapters; None: where that is quicker.
     """
 
     batch_size: int = 16
@@ -36,3 +37,4 @@ class EngineOptions:
     share_prefixes: bool = True
     share_from: int = SHARE_FROM
     kv_bits: int | None = None
+    mix_adapters: bool | None = None

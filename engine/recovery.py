@@ -130,7 +130,7 @@ class Recovery:
         in_flight, tasks = len(self._running), self._tasks_of(named)
         self._sequences.put_back()
         for sequence in named:  # what they stood on may be as wrong
-            self._running.prefix_cache.forget(sequence.tokens)
+            self._running.prefix_cache.forget(sequence.key)
         if len(named) > 1:
             self._step_size.shrink(in_flight)
         else:

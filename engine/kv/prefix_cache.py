@@ -11,16 +11,16 @@ the one below it, too, and takes memory only for what it adds.
 
 import math
 import time
-from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key, key_of
+from mlx_rq.engine.kv.adapter_rows import adapter_rows
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key, adapter_of, tokens_of
 from mlx_rq.engine.kv.sharing import (
     Caches,
     SharingCost,
@@ -180,7 +180,8 @@ class PrefixCache:
         done = len(prefix.key)
         chunk = key[done : done + (tokens or self._chunk) * TOKEN_BYTES]
         started = self._clock()
-        self._model(mx.array([array("I", chunk).tolist()]), cache=prefix.caches)
+        with adapter_rows([adapter_of(key)]):
+            self._model(mx.array([tokens_of(chunk)]), cache=prefix.caches)
         mx.eval([cache.state for cache in prefix.caches])
         mx.clear_cache()
         self.prefill_seconds += self._clock() - started
@@ -206,13 +207,12 @@ class PrefixCache:
         """Forgets the prefix in work, whose caches an error may have left half written."""
         self._building = None
 
-    def forget(self, prompt: Sequence[int]) -> None:
+    def forget(self, prompt: Key) -> None:
         """Evicts the prefixes that a prompt begins with, and what was built on them.
 
         Nobody may refer to them.
         """
-        key = key_of(prompt)
-        below = {prefix for prefix in self if key.startswith(prefix.key)}
+        below = {prefix for prefix in self if prompt.startswith(prefix.key)}
         for prefix in list(self):
             if not below.isdisjoint(prefix.chain):
                 del self._held[prefix.key]

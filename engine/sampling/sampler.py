@@ -32,6 +32,8 @@ class SequenceSampler:
     constraint: Constraint | None = None
     top_logprobs: int | None = None
     """How many of the likeliest tokens are told beside each chosen one; None for no logprobs."""
+    adapter: int = 0
+    """The number of the adapter that the row's logits are computed with; 0 for none."""
     drawn: int = 0
     adjustment: Adjustment | None = field(init=False, default=None)
     _random: random.Random = field(init=False)

@@ -37,7 +37,7 @@ class DistinctTokens:
         self._registers: NDArray[np.uint8] | None = None  # once there are too many to be kept
 
     def add(self, prompt: Sequence[int]) -> None:
-        """Takes a prompt's token ids in."""
+        """Takes a prompt's token ids in, or the numbers of its key."""
         if not prompt:
             return
         self._new.append(_hashes(prompt, zlib.crc32(self.of.encode())))

@@ -12,6 +12,7 @@
   one.
 - A forward pass prefills so many tokens over all sequences; the stock one takes as many of each.
 - Logits that are not finite raise NotFinite before anybody is given a token that they chose.
+- Each row may have an adapter of its own (`kv/adapter_rows.py`).
 - It does not wire all memory that the system recommends: kernels panicked under that (mlx#3186).
 
 Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
@@ -32,6 +33,7 @@ from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import CacheList
 from mlx_lm.sample_utils import greedy_sampler
 
+from mlx_rq.engine.kv.adapter_rows import adapter_rows
 from mlx_rq.engine.kv.sharing import Caches, sequence_caches
 from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
@@ -53,7 +55,8 @@ class _DecodeBatch(GenerationBatch):
         """Launches the next step, then reads the tokens of this one while it runs."""
         inputs: mx.array = self._next_tokens
         self._current_tokens: Any = inputs
-        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        with adapter_rows([sampler.adapter for sampler in self.samplers]):
+            logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
         finite = finite_rows(logits)
         if any(sampler.remembers for sampler in self.samplers):
             mx.async_eval(logits, finite)
@@ -90,6 +93,13 @@ class _DecodeBatch(GenerationBatch):
 
 class _PromptBatch(PromptProcessingBatch):
     """Sequences whose prompts are being prefilled; they go on as a _DecodeBatch."""
+
+    samplers: list[Any]
+    """SequenceSamplers."""
+
+    def prompt(self, tokens: list[list[int]]) -> None:
+        with adapter_rows([sampler.adapter for sampler in self.samplers]):
+            super().prompt(tokens)
 
     def generate(self, tokens: list[list[int]]) -> _DecodeBatch:
         if any(len(sequence) > 1 for sequence in tokens):

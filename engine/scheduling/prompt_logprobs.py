@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from mlx_rq.engine.kv.adapter_rows import adapter_rows
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 
@@ -36,8 +37,10 @@ class PromptLogprobs:
 
     def advance(self) -> int:
         """Scores a chunk of the head's prompt; returns how many tokens that was."""
-        score = self._sequences[0].score
-        scored = 0 if score is None or score.done else score.advance()
+        sequence = self._sequences[0]
+        score = sequence.score
+        with adapter_rows([sequence.sampler.adapter]):
+            scored = 0 if score is None or score.done else score.advance()
         if score is None or score.done:
             self._sequences.popleft()
         return scored

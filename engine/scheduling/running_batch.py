@@ -21,7 +21,7 @@ from mlx_rq.engine.kv.prefix_cache import (
     PrefixCache,
     no_use,
 )
-from mlx_rq.engine.kv.prefix_key import key_of
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES
 from mlx_rq.engine.kv.sharing import Sharing
 from mlx_rq.engine.kv.trial import ASSUMED, Batching, Verdict
 from mlx_rq.engine.models.device import Device, settle, tried
@@ -171,8 +171,8 @@ class RunningBatch:
         """An earlier window's prefix that a lone sequence begins with; what of it to refer to."""
         if len(sequences) != 1:
             return None, None
-        tokens = sequences[0].tokens
-        prefix = self.prefix_cache.deepest(key_of(tokens), at_most=len(tokens) - 1)
+        key = sequences[0].key
+        prefix = self.prefix_cache.deepest(key, at_most=len(key) // TOKEN_BYTES - 1)
         return prefix, self._worth_referring(prefix, 1)
 
     def _worth_referring(self, prefix: CachedPrefix | None, sequences: int) -> CachedPrefix | None:
@@ -197,7 +197,7 @@ class RunningBatch:
         self._sequences.update(zip(uids, sequences, strict=True))
         now = self._clock()
         for sequence in sequences:
-            self._distinct.add(sequence.prompt)
+            self._distinct.add(memoryview(sequence.prompt_key).cast("I"))
             if sequence.admitted_at is None:
                 sequence.admitted_at = now
         totals = self._totals

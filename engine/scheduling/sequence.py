@@ -125,7 +125,7 @@ class TokenSequence:
     def key(self) -> Key:
         """The same as a key."""
         said = self.text.tokens
-        return self.prompt_key + key_of(said) if said else self.prompt_key
+        return self.prompt_key + key_of(said, self.sampler.adapter) if said else self.prompt_key
 
     @property
     def echoed(self) -> str:
@@ -150,12 +150,13 @@ class TokenSequence:
 
 
 def sequences_of(
-    task: Task, model: LoadedModel, output_formats: OutputFormats, *, now: float
+    task: Task, model: LoadedModel, output_formats: OutputFormats, *, now: float, adapter: int = 0
 ) -> list[TokenSequence]:
     """Renders a task's prompts and makes its sequences, in the order of the choices.
 
-    Raises RequestError where a prompt does not fit the context, or cannot be rendered, or the
-    model cannot give the answer the form that is asked for.
+    They are computed with the `adapter` of this number. Raises RequestError where a prompt does not
+    fit the context, or cannot be rendered, or the model cannot give the answer the form that is
+    asked for.
     """
     request = generated_from(task.request, model, output_formats.model_format)
     params = _sampling(request, model.vocab_size)
@@ -166,12 +167,12 @@ def sequences_of(
         output_format = output_formats.output_format_of(
             request, prompt, budget_field=task.request.budget_field
         )
-        score, key = _score(request, model, prompt), key_of(prompt)
+        score, key = _score(request, model, prompt), key_of(prompt, adapter)
         for choice in range(request.generated):
             index = prompt_index * request.generated + choice
             sequence = _sequence(task, request, model, output_format, params, prompt, index, budget)
             sequence.prompt_index, sequence.score, sequence.since = prompt_index, score, now
-            sequence.prompt_key = key
+            sequence.prompt_key, sequence.sampler.adapter = key, adapter
             sequences.append(sequence)
     return sequences
 

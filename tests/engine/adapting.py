@@ -29,6 +29,7 @@ def write_adapter(
     kind: str = "lora",
     *,
     seed: int = 1,
+    rank: int = 4,
     bits: int | None = None,
     keys: list[str] | None = None,
     model: dict[str, Any] | None = None,
@@ -38,7 +39,7 @@ def write_adapter(
         "fine_tune_type": kind,
         "num_layers": 2,
         "lora_parameters": {
-            "rank": 4,
+            "rank": rank,
             "scale": 2.0,
             "dropout": 0.5,
             "keys": keys or KEYS,

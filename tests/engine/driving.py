@@ -23,7 +23,7 @@ AHEAD_SHARING = BLOCK - 1
 
 def task(task_id: str, body: Body, rank: int = 1) -> Task:
     """A task as the worker would make it."""
-    return Task(task_id, validate(kind_of(body), body), rank=rank)
+    return Task(task_id, validate(kind_of(body), body), rank=rank, model=body.get("model", ""))
 
 
 def finish(engine: MLXEngine, wanted: int, limit: int = 20_000) -> dict[str, Any]:
