@@ -95,6 +95,8 @@ class FakeEngine:
         self.closed = 0
         self.adapted: list[str | None] = []
         """The adapters that were put on it, None where one was taken off."""
+        self.mixes: Collection[str] = ()
+        """The adapters that it can mix."""
         self.added: list[Task] = []
         self.cancelled: list[str] = []
         self.took: Steps | None = None
@@ -195,6 +197,10 @@ class FakeEngine:
         with self._changed:
             assert not self._tasks, "an engine was adapted that had tasks"
             self.adapted.append(None if adapter is None else adapter.model_id)
+
+    def mix(self, adapters: Mapping[str, Adapter]) -> list[str]:
+        ids = dict.fromkeys(adapter.model_id for adapter in adapters.values())
+        return [model_id for model_id in ids if model_id in self.mixes]
 
     def close(self) -> None:
         with self._changed:

@@ -1,8 +1,8 @@
 """What a worker claims, and what it gives back before it has begun.
 
-Claimed are jobs of the loaded model, as many as the window says. Given back is what another worker
-might as well do, what does not stay in a pause, and what has to wait until another model had its
-turn.
+Claimed are jobs of the loaded model, as many as the window says. Where adapters are loaded with it,
+each claim begins with another one's jobs. Given back is what another worker might as well do, what
+does not stay in a pause, and what has to wait until another model had its turn.
 """
 
 import logging
@@ -49,6 +49,7 @@ class Intake:
         self._is_alone = alone
         self._is_suspended = suspended
         self._window = Window(engine, options)
+        self._turn = 0
         self.empty = False
         """The last look into the queues found nothing, and nothing is held."""
 
@@ -59,21 +60,29 @@ class Intake:
         piece = self._window.next_piece(len(self._held), alone=self._alone)
         limit = piece.jobs if most is None else min(piece.jobs, most)
         claimed = []
-        if (loaded := self._engine.loaded) is not None and limit > 0 and self.open:
+        if (names := self._names) and limit > 0 and self.open:
             claimed = self._claims.take(
                 limit,
                 nbytes=piece.nbytes,
                 enough=self._engine.capacity,
                 alone=self._alone,
                 idle=not self._held,
-                models=loaded.names,
+                models=names,
             )
+            self._turn += 1
             if not claimed:
                 self._window.claimed(0)
             self._changes.claimed(len(claimed))
         paused = self._pause.reason is not None
         self.empty = not (claimed or self._held or paused or self._changes.more)
         return claimed
+
+    @property
+    def _names(self) -> list[str]:
+        """Names of the models whose jobs may be begun, first those of the one whose turn it is."""
+        present = self._engine.present
+        first = self._turn % max(1, len(present))
+        return [name for model in present[first:] + present[:first] for name in model.names]
 
     def began(self, jobs: int) -> None:
         """So many claimed jobs are in the engine now; how long that took, counts for the next."""

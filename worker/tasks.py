@@ -34,7 +34,8 @@ def task_of(job: ClaimedJob) -> Task:
         )
     payload = read_payload(job.data)
     request = validate(payload.kind, payload.body)
-    return Task(job.id, request, job.rank, job.submitted_at)
+    model, _ = keys.model_and_priority(job.queue_name)
+    return Task(job.id, request, job.rank, job.submitted_at, model)
 
 
 def waiting_requests(connection: Redis, models: Iterable[str]) -> list[JobRequest]:

@@ -109,11 +109,14 @@ class Claims:
         self.lease_seconds = lease_seconds
         self._max_wait = max_wait
         self._said_idle = False
-        self.queues = [
-            Queue(keys.queue_name(model, priority), connection=connection, serializer=SERIALIZER)
+        self._queues = {
+            (model, priority): Queue(
+                keys.queue_name(model, priority), connection=connection, serializer=SERIALIZER
+            )
             for priority in PRIORITIES
             for model in self._models
-        ]
+        }
+        self.queues = list(self._queues.values())
         self._executions = executions_of(worker_name)
         self._queue_keys = {
             queue.name: (queue.key, queue.started_job_registry.key) for queue in self.queues
@@ -124,9 +127,8 @@ class Claims:
         )
 
     def queues_of(self, models: Collection[str]) -> list[Queue]:
-        """Gives the queues of some of the models."""
-        names = {keys.queue_name(model, priority) for model in models for priority in PRIORITIES}
-        return [queue for queue in self.queues if queue.name in names]
+        """Gives the queues of some of the models, of each priority in their order."""
+        return [self._queues[model, priority] for priority in PRIORITIES for model in models]
 
     def take(
         self,
@@ -140,7 +142,7 @@ class Claims:
     ) -> list[ClaimedJob]:
         """Claims up to `limit` jobs and returns them; an empty list where none wait.
 
-        With `models`, jobs of those of its models only.
+        With `models`, jobs of those of its models only, of each priority in their order.
         What is stored of all but the last comes to less than `nbytes`.
         Where other workers share the queues (not `alone`), groups of jobs that begin alike are
         taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:

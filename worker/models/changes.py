@@ -70,10 +70,9 @@ class ModelChanges:
 
     @property
     def never(self) -> bool:
-        """Whether the one model stays for good."""
+        """Whether all models are there, and stay for good."""
         switch = self._switch
-        one = len(switch.models) == 1 and switch.loaded is not None
-        return one and self._unload_after is None
+        return len(switch.models) == len(switch.present) and self._unload_after is None
 
     @property
     def due(self) -> bool:
@@ -106,8 +105,7 @@ class ModelChanges:
 
         That of a model which another worker has loaded is left to that one.
         """
-        here = self._switch.loaded
-        left = self._elsewhere - ({here.id} if here is not None else set())
+        left = self._elsewhere - {model.id for model in self._switch.present}
         elsewhere = {name for model in left for name in self._switch.models[model].names}
         return (name for name in self.able if name not in elsewhere)
 
@@ -132,6 +130,10 @@ class ModelChanges:
             elif self._setbacks.rests(model):
                 self._resting |= backlogs.pop(model.id).jobs > 0
         self.unloadable = tuple(unloadable)
+        for base, together in self._switch.together.items():  # one of them stands for all
+            its = [backlogs.pop(model_id) for model_id in together if model_id in backlogs]
+            if its:
+                backlogs[base] = Backlog.of_all(its)
         if (here := self._switch.loaded) is not None:
             waiting = backlogs[here.id].ranks
             self._note_waiting(any(waiting))
@@ -185,7 +187,8 @@ class ModelChanges:
             self._choice.unloaded()
         else:
             self._choice.loaded(loaded.id, self._switch.load_seconds)
-            self._setbacks.loaded(loaded)  # else what it met would stand for its adapters', too
+            for model in self._switch.present:
+                self._setbacks.loaded(model)  # else what it met would stand for its adapters', too
 
     def _loaded_for(self, model: ServedModel) -> str:
         """Says what has to be loaded for a model: its weights, or what is adapted of them."""
@@ -229,7 +232,7 @@ class ModelChanges:
         }
 
     def _state_of(self, model: ServedModel) -> dict[str, str]:
-        if model is self._switch.loaded:
+        if model in self._switch.present:
             return {"state": "loaded"}
         if model is self._switch.loading:
             return {"state": "loading"}

@@ -1,4 +1,7 @@
-"""One engine for several models and their adapters, of which one at most is loaded at a time."""
+"""One engine for several models and their adapters, of which one at most is loaded at a time.
+
+A model and those of its adapters that its engine mixes are loaded together.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,6 +49,8 @@ class EngineSwitch:
         self.models = {model.id: model for model in models}
         self.loaded: ServedModel | None = None
         self.loading: ServedModel | None = None
+        self.together: dict[str, tuple[str, ...]] = {}
+        """Ids of a model and of its adapters that were loaded together with it, by the model's."""
         self.load_seconds = 0.0
         """How long it took to load the model that was loaded last."""
         self._engine: ModelEngine | None = None
@@ -68,6 +73,7 @@ class EngineSwitch:
     def load(self, model_id: str) -> None:
         """Loads a model in the place of another; weights that it has in common with it stay.
 
+        An adapter that is mixed is there with its base, which counts as the one that is loaded.
         Raises what loading raises. Then no model is loaded, or the one that was to be adapted.
         """
         started = time.monotonic()
@@ -77,6 +83,9 @@ class EngineSwitch:
             if self._engine is None or self.loaded is None or self.loaded.base_id != base.id:
                 self.unload()
                 self._engine, self.loaded = self._ready(base.load()), base
+                self.together[base.id] = self._mixed_with(base)
+            if wanted.id in self.together[base.id]:
+                wanted = base
             if self.loaded is not wanted:
                 self.loaded = base  # and no more where it cannot be adapted
                 self._engine.adapt(wanted.adapter)
@@ -84,6 +93,25 @@ class EngineSwitch:
         finally:
             self.loading = None
             self.load_seconds = time.monotonic() - started
+
+    def _mixed_with(self, base: ServedModel) -> tuple[str, ...]:
+        """Has the engine of a model mix its adapters; tells which are together then, by id."""
+        adapters = {
+            name: model.adapter
+            for model in self.models.values()
+            if model.adapter is not None and model.base_id == base.id
+            for name in model.names
+        }
+        mixed = self._engine.mix(adapters) if adapters and self._engine is not None else ()
+        return (base.id, *mixed)
+
+    @property
+    def present(self) -> list[ServedModel]:
+        """The models whose jobs may be begun: the one that is loaded, and what is mixed with it."""
+        if self.loaded is None:
+            return []
+        together = self.together.get(self.loaded.id, (self.loaded.id,))
+        return [self.models[model_id] for model_id in together]
 
     def _ready(self, engine: ModelEngine) -> ModelEngine:
         """Tells a new engine what the one before it was told."""

@@ -17,7 +17,7 @@ from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import ModelState, live_workers
 from mlx_rq.worker.models import changes, choice, setbacks
 from mlx_rq.worker.models.changes import Interrupted, ModelChanges
-from mlx_rq.worker.models.choice import Backlog
+from mlx_rq.worker.models.choice import Backlog, Change
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.observed import states_elsewhere
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
@@ -57,10 +57,14 @@ class Shelf:
 
 
 class AdaptedShelf(Shelf):
-    """Models a and b, of which a has the adapters x and y; `bad` does not fit it."""
+    """Models a and b, of which a has the adapters x and y; `bad` does not fit it.
 
-    def __init__(self, **engine_options: Any) -> None:
+    Those that a is to mix are given by their names.
+    """
+
+    def __init__(self, mixes: str = "", **engine_options: Any) -> None:
         super().__init__("a", "b", **engine_options)
+        self.engines["a"].mixes = [f"a:{own}" for own in mixes]
         a, b = self.switch.models.values()
         adapted = [
             ServedModel(
@@ -76,7 +80,8 @@ class AdaptedShelf(Shelf):
     def _engine(self, name: str, options: dict[str, Any]) -> FakeEngine:
         def answer_with(task: Task) -> dict[str, Any]:
             on = engine.adapted[-1] if engine.adapted else None
-            return {**answer(task), "model": on or name}
+            mixed = task.model if task.model in engine.mixes else None
+            return {**answer(task), "model": on or mixed or name}
 
         def adapt(adapter: Adapter | None) -> None:
             plain(adapter)
@@ -237,6 +242,79 @@ def test_what_runs_ends_with_its_own_adapter_before_another_is_put_on(
     engine.release()
     assert answered_by([of_x, of_y]) == ["a:x", "a:y"]
     assert engine.adapted == ["a:x", "a:y"]
+
+
+def test_adapters_that_are_mixed_are_there_with_their_model(
+    start_worker: StartWorker, connection: Redis
+) -> None:
+    shelf = AdaptedShelf(mixes="xy", hold=True)
+    engine = shelf.engines["a"]
+    jobs = jobs_for("a:x", "a", "a:y", "a:x", "a:bad", "b")
+    worker = start_worker(switch=shelf.switch)
+    engine.wait_for_tasks(4)
+    worker.worker._leases.say()
+    states = {model["id"]: model["state"] for model in described(connection)["models"]}
+    assert [name for name in states if states[name] == "loaded"] == ["a", "a:x", "a:y"]
+    for held in shelf.engines.values():
+        held.release()
+    answered = [job.result(PATIENCE)["model"] for job in (*jobs[:4], jobs[5])]
+    assert answered == ["a:x", "a", "a:y", "a:x", "b"]
+    with pytest.raises(JobFailed):
+        jobs[4].result(PATIENCE)
+    assert [one for one in engine.adapted if one is not None] == []
+    assert sorted(shelf.loaded) == ["a", "b"]
+
+
+def test_each_claim_begins_with_the_jobs_of_another_adapter_that_is_mixed(
+    start_worker: StartWorker,
+) -> None:
+    shelf = AdaptedShelf(mixes="xy", capacity=2)
+    jobs = jobs_for(*["a"] * 20, "a:y", "a:y")
+    start_worker(switch=shelf.switch, burst=True, window=2)
+    assert answered_by(jobs) == [*["a"] * 20, "a:y", "a:y"]
+    began = [task.model for task in shelf.engines["a"].added]
+    assert began.index("a:y") <= 4
+    assert began.count("a:y") == 2
+
+
+def test_a_model_and_what_is_mixed_with_it_count_as_one() -> None:
+    waiting = {"a": 3, "a:x": 9, "a:y": 0, "a:bad": 0, "b": 8}
+    shelf = AdaptedShelf(mixes="xy")
+    desk = ModelChanges(
+        shelf.switch,
+        lambda: {name: Backlog((jobs,)) for name, jobs in waiting.items()},
+        max_wait=30.0,
+        unload_after=None,
+        beat=lambda: None,
+    )
+
+    def next_change(**now: int) -> Change | None:
+        waiting.update(dict.fromkeys(waiting, 0), **now)
+        desk.look([])
+        return desk.next
+
+    assert next_change(**waiting) == Change("a:x", "9 jobs wait for it, and nothing is loaded")
+    desk.load_next()
+    assert shelf.switch.loaded is shelf.switch.models["a"]
+    later = "8 jobs wait for it: when the loaded one has no more work"
+    assert next_change(**{"a:y": 1}, b=8) == Change("b", later, due=False)
+    assert next_change(b=8) == Change("b", "8 jobs wait for it, and the loaded one has no work")
+    desk.load_next()
+    why = "4 jobs wait for it, and the loaded one has no work"
+    assert next_change(**{"a:x": 1, "a:y": 3}) == Change("a", why)
+    desk.load_next()
+    assert shelf.engines["a"].adapted == []
+    assert not desk.never
+
+
+def test_where_all_adapters_are_mixed_nothing_ever_changes() -> None:
+    shelf = AdaptedShelf(mixes="xy")
+    models = shelf.switch.models
+    switch = EngineSwitch([models["a"], models["a:x"], models["a:y"]])
+    desk = ModelChanges(switch, dict, max_wait=30.0, unload_after=None, beat=lambda: None)
+    assert not desk.never
+    switch.load("a")
+    assert desk.never
 
 
 def test_an_adapter_that_does_not_fit_fails_its_own_jobs_and_no_others(
