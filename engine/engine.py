@@ -21,10 +21,9 @@ from itertools import islice
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
-from mlx_rq.engine.models.adapters import AdaptedModel, MixedAdapter
+from mlx_rq.engine.models.adapted import AdaptedModel
 from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried, weight_bytes
 from mlx_rq.engine.models.load import LoadedModel
-from mlx_rq.engine.models.mixed import pays
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
 from mlx_rq.engine.output.response import WRITERS, response_of
@@ -72,11 +71,7 @@ class MLXEngine:
         device: Device | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._model = model
-        self._adapted = AdaptedModel(model)
-        self._mixed: Mapping[str, MixedAdapter] = {}
-        """The adapters that single tasks may have, by the names that tasks have for them."""
-        self._mix_adapters = options.mix_adapters
+        self._adapted = AdaptedModel(model, mix=options.mix_adapters)
         self._device = device = device or MLXDevice()
         self._weights = weight_bytes(model.model)
         failed = Verdict(Batching.ALONE, "the device failed when it was tried")
@@ -114,11 +109,11 @@ class MLXEngine:
 
     @property
     def model_id(self) -> str:
-        return self._model.model_id
+        return self._adapted.model.model_id
 
     @property
     def fingerprint(self) -> str:
-        return _fingerprint(self._model)
+        return _fingerprint(self._adapted.model)
 
     @property
     def prefix_sharing(self) -> str:
@@ -225,41 +220,32 @@ class MLXEngine:
         """
         assert not self._sequences.tasks, "what has begun is finished with its own adapter"
         self._running.adapted("")
-        self._model = self._adapted.take_off()
+        self._adapted.take_off()
         if adapter is not None:
-            self._model = self._adapted.put_on(adapter)
+            self._adapted.put_on(adapter)
             self._running.adapted(adapter.model_id)
         self._device.clear_cache()
 
     def mix(self, adapters: Mapping[str, Adapter]) -> Collection[str]:
         """Has tasks of the model and its adapters computed together; says which, by their ids.
 
-        None, where a step of different rows is not right, or not quicker than one for each. No
-        tasks may be left, and it is done once.
+        None, where that is not right, or not quicker. It is done once, before there are tasks.
         """
-        assert not self._sequences.tasks, "what has begun is finished as it began"
-        rows, memory = self._step_size.rows, self._running.memory
-        if self._mix_adapters is False or rows == 1:
-            return ()
-        none: dict[str, MixedAdapter] = {}
+        memory = self._running.memory
+        none: Collection[str] = ()
         mixed = tried(
             self._device,
             lambda: self._adapted.mix(
-                dict.fromkeys(adapters.values()),
+                adapters,
+                rows=self._step_size.rows,
                 most_bytes=memory.nbytes // _ADAPTER_SHARE,
-                worth=lambda network, n: self._mix_adapters or pays(network, n, rows),
             ),
             none,
             "adapters",
         )
         memory.nbytes -= self._adapted.mixed_bytes
-        self._mixed = {
-            name: mixed[adapter.model_id]
-            for name, adapter in adapters.items()
-            if adapter.model_id in mixed
-        }
         self._device.clear_cache()
-        return mixed.keys()
+        return mixed
 
     def close(self) -> None:
         """Frees the memory of the model and of all that was computed with it."""
@@ -274,7 +260,7 @@ class MLXEngine:
     def _rendered(self, task: Task) -> list[TokenSequence] | Outcome:
         """Makes a task's sequences; its outcome where there is nothing to generate."""
         model_format = self._output_formats.model_format
-        adapter, model = self._adapted_for(task)
+        adapter, model = self._adapted.row_of(task.model)
         try:
             writer = WRITERS[task.request.kind]
             if (told := writer.at_once(task.request, model, model_format)) is not None:
@@ -286,10 +272,6 @@ class MLXEngine:
         except Exception as error:  # a template, a tokenizer: it is this request's alone
             return ended_by(error, task)
         return sequences
-
-    def _adapted_for(self, task: Task) -> MixedAdapter:
-        """Says with what a task is computed: an adapter of its own, or what all tasks have."""
-        return self._mixed.get(task.model) or MixedAdapter(0, self._model)
 
     def _start_compiled(self) -> list[Outcome]:
         """Has the sequences wait for the batch whose grammars are compiled by now."""
@@ -384,7 +366,7 @@ class MLXEngine:
         """Writes the answers of tasks that are complete."""
         outcomes = []
         for task, sequences in complete:
-            model = self._adapted_for(task).model
+            model = self._adapted.row_of(task.model).model
             names = {"model_id": model.model_id, "fingerprint": _fingerprint(model)}
             try:
                 result = response_of(task, sequences, self._token_bytes, **names)

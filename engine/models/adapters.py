@@ -1,35 +1,26 @@
-"""Adapters: small weights beside those of a model, which are put on it and taken off again.
+"""Adapters: small weights beside those of a model, as they lie in their folders.
 
 In the form in which mlx-lm trains them, LoRA and DoRA: a folder with `adapter_config.json` and
-`adapters.safetensors`. The layers that an adapter changes are replaced by mlx-lm's own (those of
-DoRA by `dora.py`'s), which refer to the model's weights as they are; taking it off puts the plain
-layers back. Several are mixed where each row of a step may have its own (`mixed.py`).
+`adapters.safetensors`. How they are put on a model: `adapted.py`.
 
-Light to import: MLX comes in only when one is put on.
+Light to import: MLX comes in only when one is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mlx_rq.engine.interface import Adapter
-from mlx_rq.engine.kv.prefix_key import MOST_ADAPTERS
 from mlx_rq.engine.models.hub import one_line
-from mlx_rq.engine.models.load import LoadedModel, ModelError
+from mlx_rq.engine.models.load import ModelError
 
 if TYPE_CHECKING:
     import mlx.core as mx
     from mlx.nn.layers.base import Module
-
-    from mlx_rq.engine.models.mixed import MixedLinear, Parts
-
-logger = logging.getLogger("mlx_rq.engine")
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 
@@ -93,138 +84,7 @@ def _check_fields(where: str, config: Mapping[str, Any], kind: Any) -> None:
             raise ModelError(f"{where}: lora_parameters.{name} is {value!r}; it must be a number")
 
 
-class MixedAdapter(NamedTuple):
-    """An adapter that some rows of a step may have: their number for it, and what it makes."""
-
-    number: int
-    model: LoadedModel
-
-
-class AdaptedModel:
-    """A loaded model, with an adapter on it, or with those that are mixed, if any."""
-
-    def __init__(self, base: LoadedModel) -> None:
-        self._base = base
-        self._plain: list[tuple[str, Module]] = []
-        """The layers that others took the place of."""
-        self._mixed_layers: list[tuple[str, MixedLinear]] = []
-
-    @property
-    def mixed_bytes(self) -> int:
-        """Bytes of the adapters that are mixed."""
-        return sum(layer.own_bytes for _, layer in self._mixed_layers)
-
-    def put_on(self, adapter: Adapter) -> LoadedModel:
-        """Puts an adapter on the model, by itself; gives the two together.
-
-        Raises ModelError where it does not fit, and whatever loading raises; then it is taken off.
-        """
-        config = check_adapter(adapter)
-        self._strip()
-        network = self._base.model
-        before = dict(network.named_modules())
-        try:
-            try:
-                _put_on(network, config, adapter)
-            finally:
-                self._plain = [
-                    (name, before[name])
-                    for name, module in network.named_modules()
-                    if name in before and before[name] is not module
-                ]
-            _load(network, adapter)
-        except BaseException:
-            self.take_off()
-            raise
-        return replace(
-            self._base,
-            model_id=adapter.model_id,
-            fingerprint=f"{self._base.fingerprint}_{_fingerprint(adapter.folder)}",
-        )
-
-    def take_off(self) -> LoadedModel:
-        """Takes off the adapter that is on the model, if any; gives the model with those mixed."""
-        self._strip()
-        network = self._base.model
-        self._plain = [(name, layer.linear) for name, layer in self._mixed_layers]
-        _replace_layers(network, self._mixed_layers)
-        return self._base
-
-    def mix(
-        self,
-        adapters: Iterable[Adapter],
-        *,
-        most_bytes: int,
-        worth: Callable[[Module, int], bool],
-    ) -> dict[str, MixedAdapter]:
-        """Puts on adapters together, each row's own; gives those with which that is done, by id.
-
-        Left out are those that cannot be put on, that change other layers than linear ones, and
-        that would take more than `most_bytes` with those before them. None is put on where rows
-        are not computed as alone, or `worth(network, adapters)` is false.
-        """
-        from mlx_rq.engine.models.mixed import mixed_layers, stacked_bytes, tried_in_one_step
-
-        assert not self._mixed_layers
-        mixed: list[LoadedModel] = []
-        all_parts: list[Parts] = []
-        for adapter in adapters:
-            model, parts = self._read(adapter)
-            fits = len(mixed) < MOST_ADAPTERS and stacked_bytes([*all_parts, parts]) <= most_bytes
-            if parts and fits:
-                mixed.append(model)
-                all_parts.append(parts)
-        network = self._base.model
-        try:
-            self._mixed_layers = mixed_layers(network, all_parts)
-            self.take_off()
-            against = tried_in_one_step(network, len(mixed))
-            if against:
-                logger.warning("%s: adapters are not mixed: %s", self._base.model_id, against)
-            if not mixed or against or not worth(network, len(mixed)):
-                self._unmix()
-        except BaseException:
-            self._unmix()
-            raise
-        return {
-            model.model_id: MixedAdapter(number, model)
-            for number, model in enumerate(mixed, 1)
-            if self._mixed_layers
-        }
-
-    def _read(self, adapter: Adapter) -> tuple[LoadedModel, Parts]:
-        """Reads what an adapter adds to which layers: nothing, where it cannot be mixed."""
-        from mlx_rq.engine.models.mixed import part_of
-
-        model, parts = self._base, {}
-        try:
-            model = self.put_on(adapter)
-            layers = dict(model.model.named_modules())
-            parts = {name: part_of(layers[name]) for name, _ in self._plain}
-        except Exception as error:  # it is told when somebody asks for it
-            logger.warning("%s", error)
-        self.take_off()
-        found = {name: part for name, part in parts.items() if part is not None}
-        return model, found if len(found) == len(parts) else {}
-
-    def _unmix(self) -> None:
-        self._strip()
-        self._mixed_layers = []
-
-    def _strip(self) -> None:
-        """Has the model's own layers in their places."""
-        plain, self._plain = self._plain, []
-        _replace_layers(self._base.model, plain)
-
-
-def _replace_layers(network: Module, layers: Sequence[tuple[str, Module]]) -> None:
-    from mlx.utils import tree_unflatten
-
-    if layers:
-        network.update_modules(tree_unflatten(list(layers)))
-
-
-def _put_on(network: Module, config: Mapping[str, Any], adapter: Adapter) -> None:
+def put_layers_on(network: Module, config: Mapping[str, Any], adapter: Adapter) -> None:
     """Replaces the layers that an adapter changes; their own weights are not read yet."""
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -237,7 +97,7 @@ def _put_on(network: Module, config: Mapping[str, Any], adapter: Adapter) -> Non
         ) from error
 
 
-def _load(network: Module, adapter: Adapter) -> None:
+def load_weights(network: Module, adapter: Adapter) -> None:
     """Reads an adapter's weights into the layers made for it, and tries them with one token."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -279,7 +139,7 @@ def _objections(places: Mapping[str, mx.array], weights: Mapping[str, mx.array])
     return sorted(shapes) + sorted(unknown) + sorted(missing)
 
 
-def _fingerprint(folder: Path) -> str:
+def fingerprint_of(folder: Path) -> str:
     """Names an adapter by all of it: one that is trained again keeps the size of its weights."""
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as weights:

@@ -97,17 +97,17 @@ def test_an_adapter_leaves_nothing_behind(tmp_path: Path) -> None:
         for kind, keys in (("lora", ["self_attn.q_proj", "model.embed_tokens"]), ("dora", None))
     ]
     engine = engine_of()
-    plain = dict(engine._model.model.named_modules())
+    plain = dict(engine._adapted.model.model.named_modules())
     held = []
     for _ in range(3):
         for adapter in adapters:
             engine.adapt(adapter)
-            assert dict(engine._model.model.named_modules()) != plain
+            assert dict(engine._adapted.model.model.named_modules()) != plain
         engine.adapt(None)
         gc.collect()
         mx.clear_cache()
         held.append(mx.get_active_memory())
-    assert {name: id(one) for name, one in engine._model.model.named_modules()} == {
+    assert {name: id(one) for name, one in engine._adapted.model.model.named_modules()} == {
         name: id(one) for name, one in plain.items()
     }
     assert held[0] == held[-1]

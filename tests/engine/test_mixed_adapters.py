@@ -97,7 +97,7 @@ def test_prefixes_are_shared_within_an_adapter_and_never_beyond_it(tmp_path: Pat
     answers(engine, [body(question, name) for question in QUESTIONS for name in ("", *adapters)])
     held = [(adapter_of(prefix.key), prefix.depth) for prefix in prefixes]
     assert sorted(held) == [(number, shared) for number in range(4)]
-    tokens = engine._model.tokenizer.encode(f"{SYSTEM}Wh")
+    tokens = engine._adapted.model.tokenizer.encode(f"{SYSTEM}Wh")
     assert [tokens_of(prefix.key) for prefix in prefixes] == [tokens] * 4
     once = shared + sum(len(question) - 2 for question in QUESTIONS)
     assert engine.totals.distinct_tokens == 4 * once
@@ -189,14 +189,14 @@ def test_where_it_does_not_pay_all_is_as_before(
 
     monkeypatch.setattr(mixed, "_seconds", seconds)
     engine = engine_of(**options)
-    plain = dict(engine._model.model.named_modules())
+    plain = dict(engine._adapted.model.model.named_modules())
     budget = engine._running.memory.nbytes
     assert not engine.mix(adapters_in(tmp_path))
-    assert dict(engine._model.model.named_modules()) == plain
+    assert dict(engine._adapted.model.model.named_modules()) == plain
     assert engine._running.memory.nbytes == budget
     assert steps == ([6, 2, 2, 1, 1] if why == "it is slower" else [])
     monkeypatch.setattr(mixed, "_seconds", lambda _, adapters: 1.0)
-    assert pays(engine._model.model, adapters=1, rows=6)
+    assert pays(engine._adapted.model.model, adapters=1, rows=6)
 
 
 class Flat(nn.Module):
