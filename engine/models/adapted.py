@@ -107,19 +107,24 @@ class AdaptedModel:
         if self._mix is False or rows == 1:
             return ()
         models, all_parts = self._read(dict.fromkeys(adapters.values()), most_bytes)
+        if not models:
+            return ()
         network, count = self._base.model, len(models)
         try:
             self._mixed_layers = mixed_layers(network, all_parts)
             self.take_off()
             against = tried_in_one_step(network, count)
+            if not against and not (self._mix or pays(network, count, rows)):
+                against = "a step for each adapter is quicker"
             if against:
-                logger.warning("%s: adapters are not mixed: %s", self._base.model_id, against)
-            if against or not count or not (self._mix or pays(network, count, rows)):
+                name = self._base.model_id
+                logger.info("%s: adapters are put on one at a time: %s", name, against)
                 self._unmix()
                 return ()
         except BaseException:
             self._unmix()
             raise
+        logger.info("%s: rows of %d adapters share a step", self._base.model_id, count)
         numbers = {model.model_id: RowAdapter(n, model) for n, model in enumerate(models, 1)}
         self._mixed = {
             name: numbers[adapter.model_id]

@@ -22,7 +22,7 @@ from mlx_rq.engine.models.dora import FixedDoRALinear
 _TRIED = 4
 """Adapters, the plain model among them, that a trial has rows of."""
 
-_ROUNDS = 3
+_ROUNDS = 2
 """Times that a step is timed; the shortest counts."""
 
 

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapting import fresh_model, write_adapter
+from driving import finish
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, answer, eventually, until_idle
 from redis import Redis
 
 from mlx_rq import Job, JobFailed, submit, submit_many
+from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Adapter, Task
+from mlx_rq.engine.options import EngineOptions
+from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import ModelState, live_workers
 from mlx_rq.worker.models import changes, choice, setbacks
@@ -263,6 +268,39 @@ def test_adapters_that_are_mixed_are_there_with_their_model(
         jobs[4].result(PATIENCE)
     assert [one for one in engine.adapted if one is not None] == []
     assert sorted(shelf.loaded) == ["a", "b"]
+
+
+def test_tasks_have_the_adapter_by_whose_name_they_are_asked_for(tmp_path: Path) -> None:
+    """With an engine that computes: the answers of those that have it to themselves."""
+    adapter = Adapter("tiny:x", write_adapter(tmp_path / "x"))
+    options = EngineOptions(batch_size=4, mix_adapters=True)
+
+    def load() -> MLXEngine:
+        return MLXEngine(fresh_model(), options)
+
+    body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    request = validate("completion", body)
+    expected = []
+    for on in (None, adapter):
+        engine = load()
+        engine.adapt(on)
+        engine.add([Task("alone", request)])
+        expected.append(finish(engine, 1)["alone"]["choices"])
+
+    base = ServedModel(("tiny", "default"), load)
+    adapted = ServedModel(("tiny:x", "default:x"), load, base.id, adapter)
+    switch = EngineSwitch([base, adapted])
+    switch.load("tiny:x")
+    assert switch.present == [base, adapted]
+    names = ["tiny", "tiny:x", "default", "default:x"]
+    switch.add([Task(name, request, model=name) for name in names])
+    answers: dict[str, Any] = {}
+    while len(answers) < len(names):
+        answers |= {outcome.id: outcome.result["choices"] for outcome in switch.step()}
+    assert expected[0] != expected[1]
+    assert [answers[name] for name in names] == 2 * expected
+    assert switch.totals.decode_steps < 2 * 8  # all of them together
+    switch.unload()
 
 
 def test_each_claim_begins_with_the_jobs_of_another_adapter_that_is_mixed(
