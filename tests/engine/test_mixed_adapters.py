@@ -14,7 +14,7 @@ from mlx import nn
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.kv.adapter_rows import adapter_rows
-from mlx_rq.engine.kv.prefix_key import adapter_of, tokens_of
+from mlx_rq.engine.kv.prefix_key import adapter_of, key_of, tokens_of
 from mlx_rq.engine.models import mixed
 from mlx_rq.engine.models.load import ModelError
 from mlx_rq.engine.models.mixed import MixedLinear, Part, pays, tried_in_one_step
@@ -115,6 +115,8 @@ def test_a_sequence_that_makes_room_goes_on_with_its_adapter(tmp_path: Path) -> 
         engine.step()
     for sequence in list(engine._running):
         engine._sequences.preempt(sequence)
+        assert len(sequence.tokens) > len(sequence.prompt)
+        assert sequence.key == key_of(sequence.tokens, adapter_of(sequence.prompt_key))
     ended = finish(engine, 4)
     assert engine.totals.sequences_preempted == 4
     assert said([ended[str(n)] for n in range(4)]) == [said(results[name])[0] for name in names]
