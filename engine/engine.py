@@ -14,8 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache
-from importlib.metadata import version
 from itertools import islice
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
@@ -49,15 +47,6 @@ _ADMIT_SHARE = 4
 
 _ADAPTER_SHARE = 4
 """Adapters that are mixed take at most this part (1/4) of what there is for KV."""
-
-
-def _fingerprint(model: LoadedModel) -> str:
-    return f"{model.model_id}_{model.fingerprint}_{_versions()}"
-
-
-@cache
-def _versions() -> str:
-    return "_".join(f"{package}-{version(package)}" for package in ("mlx-rq", "mlx", "mlx-lm"))
 
 
 class MLXEngine:
@@ -113,7 +102,7 @@ class MLXEngine:
 
     @property
     def fingerprint(self) -> str:
-        return _fingerprint(self._adapted.model)
+        return self._adapted.model.system_fingerprint
 
     @property
     def prefix_sharing(self) -> str:
@@ -367,7 +356,7 @@ class MLXEngine:
         outcomes = []
         for task, sequences in complete:
             model = self._adapted.row_of(task.model).model
-            names = {"model_id": model.model_id, "fingerprint": _fingerprint(model)}
+            names = {"model_id": model.model_id, "fingerprint": model.system_fingerprint}
             try:
                 result = response_of(task, sequences, self._token_bytes, **names)
                 outcomes.append(Outcome(task.id, result, steps_of(sequences, self._clock())))

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,6 +85,16 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     vocab_size: int  # width of the logits; may exceed the tokenizer's vocabulary
     fingerprint: str  # changes with the model's files and the versions that compute its answers
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Names the model and the versions that answer."""
+        return f"{self.model_id}_{self.fingerprint}_{_versions()}"
+
+
+@cache
+def _versions() -> str:
+    return "_".join(f"{package}-{version(package)}" for package in ("mlx-rq", "mlx", "mlx-lm"))
 
 
 def models_dir(cache_dir: Path | None = None) -> Path:
