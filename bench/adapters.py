@@ -2,9 +2,10 @@
 
     python bench/adapters.py [--model NAME] [--adapters 3] [--rank 8] [--jobs 32] [--json]
 
-In one run: a linear layer of three sizes; a decode step of a whole model; and jobs for a model and
-its adapters, in the order in which they come, computed together and adapter after adapter. Of
-times, the shortest of several rounds that take turns.
+In one run: a linear layer of three sizes; a decode step of a whole model; jobs for a model and its
+adapters, in the order in which they come, computed together and adapter after adapter; and the
+memory that the adapters take beside the model. Of times, the shortest of several rounds that take
+turns.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers  # noqa: E402
 from mlx_rq.engine.engine import MLXEngine  # noqa: E402
 from mlx_rq.engine.interface import Adapter  # noqa: E402
 from mlx_rq.engine.kv.adapter_rows import adapter_rows  # noqa: E402
+from mlx_rq.engine.models.device import weight_bytes  # noqa: E402
 from mlx_rq.engine.models.load import load  # noqa: E402
 from mlx_rq.engine.models.mixed import MixedLinear, Part  # noqa: E402
 from mlx_rq.engine.options import EngineOptions  # noqa: E402
@@ -110,10 +112,11 @@ def write_adapter(folder: Path, model: str, seed: int, rank: int) -> Adapter:
     return Adapter(f"{model}:{folder.name}", folder)
 
 
-def steps_and_jobs(
-    model: str, adapters: dict[str, Adapter], jobs: int
-) -> tuple[Ratios, dict[str, float]]:
-    """Times a decode step of a model, then jobs that ask for it and its adapters in turn."""
+def steps_and_jobs(model: str, adapters: dict[str, Adapter], jobs: int) -> dict[str, Ratios]:
+    """Times a decode step of a model, then jobs that ask for it and its adapters in turn.
+
+    Gives bytes of both, too.
+    """
     options = {"batch_size": ROWS, "kv_bytes": 2**30}
     network = load(model).model
     engine = MLXEngine(load(model), EngineOptions(**options, mix_adapters=True))
@@ -147,16 +150,23 @@ def steps_and_jobs(
             by_itself.add([task(str(number), body) for number, body in enumerate(its)])
             finish(by_itself, len(its), limit=10**9)
 
-    return step, in_turn({"together": together, "apart": apart}, rounds=1)
+    return {
+        "step": step,
+        "jobs": in_turn({"together": together, "apart": apart}, rounds=1),
+        "bytes": {"model": weight_bytes(network), "adapters": engine._adapted.mixed_bytes},
+    }
 
 
-def show(found: dict[str, Ratios], step: Ratios, of_jobs: dict[str, float], jobs: int) -> None:
+def show(found: dict[str, Ratios], of_model: dict[str, Ratios], jobs: int) -> None:
+    step, of_jobs, nbytes = (of_model[what] for what in ("step", "jobs", "bytes"))
     print(f"times beside those without an adapter; {mx.default_device()}, {os.cpu_count()} CPUs")
     for name, times in {**found, f"a decode step [{ROWS}, 1]": step}.items():
         beside = "   ".join(f"{way} {times[way] / times['plain']:.2f}" for way in times)
         print(f"{name:28} {1000 * times['plain']:9.2f} ms   {beside}")
     ratio = of_jobs["apart"] / of_jobs["together"]
     print(f"{jobs} jobs: {of_jobs['together']:.1f} s; adapter after adapter {ratio:.2f} times that")
+    share = nbytes["adapters"] / nbytes["model"]
+    print(f"adapters beside the model: {nbytes['adapters'] / 1e6:.1f} MB, {share:.3f} of its own")
 
 
 def main() -> None:
@@ -177,11 +187,11 @@ def main() -> None:
             for seed in range(options.adapters)
         ]
         adapters = {adapter.model_id: adapter for adapter in made}
-        step, of_jobs = steps_and_jobs(options.model, adapters, options.jobs)
+        of_model = steps_and_jobs(options.model, adapters, options.jobs)
     if options.json:
-        print(json.dumps({"layers": found, "step": step, "jobs": of_jobs}))
+        print(json.dumps({"layers": found, **of_model}))
     else:
-        show(found, step, of_jobs, options.jobs)
+        show(found, of_model, options.jobs)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ _IDLE = Piece(jobs=256, nbytes=8 * 2**20)
 _AHEAD = Piece(jobs=64, nbytes=64 * 2**10)
 _HUNGRY = 16
 """Jobs that are claimed at once where less than a batch waits, however long that takes."""
+_IN_VAIN = 10
+"""Beside what runs, claims that bring nothing take at most this part (1/10) of the time: they take
+longer, the more models and adapters there are."""
 _NOTHING = Piece(jobs=0, nbytes=0)
 
 
@@ -54,7 +57,7 @@ class Window:
         self._ahead = _HUNGRY
         self._asked = self._since = clock()
         self._step_seconds = 0.0
-        self._claim_after = 0.0
+        self._claim_after = self._in_vain_until = 0.0
         self._yield_until = 0.0
         self._share_after = 0.0
 
@@ -63,6 +66,8 @@ class Window:
         engine, now, window = self._engine, self._clock(), self._options.window
         self._step_seconds, self._asked = now - self._since, now
         self._since = now
+        if engine.running and now < self._in_vain_until:
+            return _NOTHING
         free = (window if alone else min(window, _SHARED)) - held
         hungry = engine.waiting < engine.capacity
         if hungry or (free >= _REFILL and now >= self._claim_after):
@@ -87,6 +92,7 @@ class Window:
         if not jobs:
             self._filling = False
             self._claim_after = now + _LOOK_SECONDS
+            self._in_vain_until = now + (_IN_VAIN - 1) * spent
         elif spent > self._step_seconds:
             self._ahead = max(1, self._ahead // 2)
         elif spent < self._step_seconds / 4 and jobs >= self._ahead:

@@ -66,6 +66,20 @@ def test_a_full_window_is_filled_up_only_where_many_places_are_free() -> None:
     assert desk.fill() == [16, 16, 16, 16]
 
 
+def test_claims_in_vain_take_a_small_part_of_the_time_beside_what_runs() -> None:
+    desk = Desk()
+    for holds in (0, 2):  # less than a batch waits
+        desk.take(holds)
+        desk.next()
+        desk.now += 0.1
+        desk.window.claimed(0)
+        assert (desk.next() > 0) == (holds == 0)
+    desk.now += 0.89
+    assert desk.next() == 0
+    desk.now += 0.02
+    assert desk.next() > 0
+
+
 def test_a_piece_takes_about_as_long_as_a_step() -> None:
     desk = Desk(window=1000)
     desk.take(desk.next())  # all at once: nothing runs yet
