@@ -104,6 +104,8 @@ def _batch(table: SequenceTable) -> Iterator[str]:
     for sequence in batch:
         if sequence.shared is not None and not held.issuperset(sequence.shared.chain):
             yield f"{_name(sequence)} refers to a prefix that was evicted"
+        if sequence.shared is not None and not sequence.key.startswith(sequence.shared.key):
+            yield f"{_name(sequence)} refers to a prefix of other tokens, or of another adapter"
     everybody = (one for _, sequences in table.tasks.values() for one in sequences)
     for sequence in everybody:
         if sequence.shared is not None and sequence not in batch:

@@ -21,6 +21,7 @@ from tiny import tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.interface import IntegrityError
+from mlx_rq.engine.kv.prefix_key import key_of
 from mlx_rq.engine.scheduling import sequences
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequences import SequenceTable
@@ -162,6 +163,13 @@ def evict_what_a_sequence_refers_to(engine: MLXEngine) -> str:
     return f"sequence {sequence.task_id}/0 refers to a prefix that was evicted"
 
 
+def refer_to_a_prefix_of_another_adapter(engine: MLXEngine) -> str:
+    sequence = table_of(engine).running.newest
+    sequence.prompt_key = key_of(sequence.prompt, adapter=1)
+    what = "a prefix of other tokens, or of another adapter"
+    return f"sequence {sequence.task_id}/0 refers to {what}"
+
+
 def hold_a_prefix_while_waiting(engine: MLXEngine) -> str:
     sequence = one(engine, State.WAITING)
     sequence.shared = next(iter(table_of(engine).running.prefix_cache))
@@ -209,6 +217,7 @@ BREAKS = [
     leave_one_in_the_generator,
     hold_the_kv_of_one_too_many,
     evict_what_a_sequence_refers_to,
+    refer_to_a_prefix_of_another_adapter,
     hold_a_prefix_while_waiting,
     write_to_a_prefix,
     lose_a_prefix_uncounted,
