@@ -75,11 +75,12 @@ class Recovery:
 
     def _suspects(self) -> list[TokenSequence]:
         """The sequences that the step computed for."""
-        sequences = self._sequences
-        if suspects := list(self._running) or sequences.next_sequential:
+        sequences, prefixes = self._sequences, self._running.prefix_cache
+        suspects = list(self._running) or sequences.next_sequential
+        if suspects and not prefixes.broken_off:
             return suspects
         batch = sequences.scheduler.head(self._clock())
-        return [] if batch is None else list(batch.sequences)
+        return suspects if batch is None else [*suspects, *batch.sequences]
 
     def _again_smaller(
         self, error: Exception, fault: Fault, suspects: list[TokenSequence], in_flight: int

@@ -59,6 +59,8 @@ class CachedPrefix:
     """Tokens that were prefilled for it: its depth, less what a shorter prefix had of it."""
     uncharged: int = 0
     """Tokens of it that were computed for no sequence yet: the first one on it pays for them."""
+    first_task: str = ""
+    """The task of that sequence."""
 
     @property
     def depth(self) -> int:
@@ -108,6 +110,8 @@ class PrefixCache:
         self._held: dict[Key, CachedPrefix] = {}
         self._building: CachedPrefix | None = None
         self._goal: Key = b""
+        self.broken_off = False
+        """Whether an error ended the computing of a prefix."""
         self.prefilled_tokens = 0
         self.prefill_seconds = 0.0
         self.built = 0
@@ -180,9 +184,11 @@ class PrefixCache:
         done = len(prefix.key)
         chunk = key[done : done + (tokens or self._chunk) * TOKEN_BYTES]
         started = self._clock()
+        self.broken_off = True
         with adapter_rows([adapter_of(key)]):
             self._model(mx.array([tokens_of(chunk)]), cache=prefix.caches)
         mx.eval([cache.state for cache in prefix.caches])
+        self.broken_off = False
         mx.clear_cache()
         self.prefill_seconds += self._clock() - started
         self.prefilled_tokens += len(chunk) // TOKEN_BYTES
@@ -205,7 +211,7 @@ class PrefixCache:
 
     def abandon(self) -> None:
         """Forgets the prefix in work, whose caches an error may have left half written."""
-        self._building = None
+        self._building, self.broken_off = None, False
 
     def forget(self, prompt: Key) -> None:
         """Evicts the prefixes that a prompt begins with, and what was built on them.

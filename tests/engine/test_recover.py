@@ -67,6 +67,21 @@ def test_who_is_in_flight_are_those_for_whom_something_is_computed() -> None:
     assert "1" not in engine.in_flight
 
 
+def test_who_runs_alone_is_not_to_blame_for_the_prefix_of_the_next_ones() -> None:
+    model = tiny_model("llama")
+    good = completion([4, 5, 6], max_tokens=30)
+    prefix = [*range(40), _Poisoned.POISON]
+    engine = start(poisoned(model), {"good": good})
+    engine.step()
+
+    engine.add([task(f"bad{i}", completion([*prefix, i, i])) for i in range(3)])
+
+    results = finish(engine, 4)
+    codes = {name: result["error"]["code"] for name, result in results.items() if name != "good"}
+    assert codes == dict.fromkeys(("bad0", "bad1", "bad2"), "engine_error")
+    assert texts(results["good"]) == [greedy_text(model, good)]
+
+
 def test_a_job_is_said_in_flight_before_anything_is_computed_for_it() -> None:
     """Also one whose grammar was compiled meanwhile: else a crash would count no attempt of it."""
     choice = {"guided_choice": ["a choice that", "nobody asked for before"]}
