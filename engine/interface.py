@@ -30,13 +30,17 @@ class Task:
 class Steps(NamedTuple):
     """How many seconds before its end a task was rendered, admitted, and had its first token.
 
-    None for what did not happen. `preempted` counts how often it had to make room.
+    None for what did not happen. `preempted` counts how often it had to make room, `failed` how
+    often the device failed below it. `first_with` is the task for which the prefix was computed
+    that it was admitted with; empty where that is itself, or there was none.
     """
 
     rendered: float | None
     admitted: float | None
     first_token: float | None
-    preempted: int
+    preempted: int = 0
+    failed: int = 0
+    first_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)

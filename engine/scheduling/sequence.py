@@ -59,7 +59,11 @@ class TokenSequence:
     """When it first came into the batch."""
     first_token_at: float | None = None
     preempted: int = 0
-    """How often it went back to wait, from the batch."""
+    """How often it went back to wait, from the batch, because others needed its room."""
+    failed: int = 0
+    """How often it did because the device failed."""
+    first_with: str = ""
+    """The task for which the prefix was computed that it came in with, where that is another."""
     duplicates: "list[TokenSequence]" = field(default_factory=list)
     """While it runs: the sequences whose answer is its own, since they ask the very same."""
 
@@ -109,7 +113,7 @@ class TokenSequence:
         self.logprobs = other.logprobs
         self.admitted_at, self.first_token_at = other.admitted_at, other.first_token_at
         self.sampler.constraint = other.constraint
-        self.cached_tokens = len(self.prompt)
+        self.cached_tokens, self.first_with = len(self.prompt), other.task_id
 
     def read(self) -> Reading:
         """Takes the finished text apart and validates it; raises InvalidAnswer."""
@@ -185,7 +189,15 @@ def steps_of(sequences: Sequence[TokenSequence], now: float) -> Steps:
         [one.first_token_at for one in sequences if one.first_token_at is not None],
     )
     rendered, admitted, first = (now - min(times) if times else None for times in moments)
-    return Steps(rendered, admitted, first, sum(one.preempted for one in sequences))
+    others = (one.first_with for one in sequences if one.first_with not in ("", one.task_id))
+    return Steps(
+        rendered,
+        admitted,
+        first,
+        preempted=sum(one.preempted for one in sequences),
+        failed=sum(one.failed for one in sequences),
+        first_with=next(others, ""),
+    )
 
 
 def _score(request: Request, model: LoadedModel, prompt: list[int]) -> PromptScore | None:

@@ -169,6 +169,9 @@ class SequenceTable:
             # The first to use a new prefix is the one that it was computed for.
             first = sequences[0]
             first.cached_tokens = max(0, first.cached_tokens - prefix.uncharged)
+            prefix.first_task = prefix.first_task or first.task_id
+            for sequence in sequences:
+                sequence.first_with = sequence.first_with or prefix.first_task
             self.running.prefix_cache.use(prefix, len(sequences))
 
     def make_room(self) -> list[TokenSequence]:
@@ -186,11 +189,13 @@ class SequenceTable:
         """
         self.running.remove([sequence])
         self._wait_again(sequence)
+        sequence.preempted += 1
 
     def put_back(self) -> None:
         """RUNNING → WAITING, all: the device failed, and may have left their KV half written."""
         for sequence in self.running:
             self._wait_again(sequence)
+            sequence.failed += 1
         self.running.abandon()
         for sequence in self.prompt_logprobs:
             if sequence.score is not None and not sequence.score.done:
@@ -243,7 +248,6 @@ class SequenceTable:
 
     def _wait_again(self, sequence: TokenSequence) -> None:
         sequence.rewind()
-        sequence.preempted += 1
         for one in self._leave(sequence):
             if self.is_asked_for(one):
                 self._become(one, State.WAITING)

@@ -24,7 +24,9 @@ _BY = "by "
 class Measured(NamedTuple):
     """What a worker measured of the attempt that ended a job; None for what did not happen.
 
-    `rendered`, `admitted`, `first_token` and `ended` are seconds after the claim.
+    `rendered`, `admitted`, `first_token` and `ended` are seconds after the claim. `preempted` and
+    `failed` count how often it was put back, to make room and because the device failed;
+    `first_with` is how the id of the job begins whose prefix it shared.
     """
 
     claimed_at: float
@@ -37,6 +39,8 @@ class Measured(NamedTuple):
     generated_tokens: int
     attempt: int
     preempted: int
+    failed: int
+    first_with: str
 
     def encode(self) -> str:
         """Writes it for the job's record."""
@@ -117,18 +121,24 @@ def _measured(measured: Measured, by: str) -> Iterator[Event]:
     yield Event("claimed", measured.claimed_at, ", ".join(filter(None, (by, attempt))))
     steps = (
         ("rendered", measured.rendered, f"{measured.prompt_tokens:,} tokens"),
-        (
-            "admitted",
-            measured.admitted,
-            f"{measured.cached_tokens:,} tokens computed for others"
-            + (f", put back {measured.preempted} times" if measured.preempted else ""),
-        ),
+        ("admitted", measured.admitted, _admitted(measured)),
         ("first token", measured.first_token, ""),
         ("ended", measured.ended, f"{measured.generated_tokens:,} tokens"),
     )
     for name, seconds, detail in steps:
         if seconds is not None:
             yield Event(name, measured.claimed_at + seconds, detail)
+
+
+def _admitted(measured: Measured) -> str:
+    said = [f"{measured.cached_tokens:,} tokens computed for others"]
+    if measured.first_with:
+        said[0] += f" (first for {measured.first_with})"
+    if measured.preempted:
+        said.append(f"put back {measured.preempted} x to make room")
+    if measured.failed:
+        said.append(f"put back {measured.failed} x by a fault of the device")
+    return ", ".join(said)
 
 
 def _read(reply: Any) -> Measured | None:
@@ -142,6 +152,9 @@ def _read(reply: Any) -> Measured | None:
     for name, value in zip(Measured._fields, found, strict=True):
         if value is None and name in optional:
             continue
-        if not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        if name == "first_with":
+            if not isinstance(value, str):
+                return None
+        elif not isinstance(value, int | float) or not 0 <= value <= _MOST:
             return None
     return Measured(*found)

@@ -67,13 +67,17 @@ def test_the_batch_is_halved_and_grown_again_once_there_is_room() -> None:
     )
     capacities = [engine.capacity]
     results: dict[str, Any] = {}
+    failed = 0
     while len(results) < len(JOBS):
-        results.update((outcome.id, outcome.result) for outcome in engine.step())
+        ended = engine.step()
+        results.update((outcome.id, outcome.result) for outcome in ended)
+        failed += sum(outcome.steps.failed for outcome in ended if outcome.steps is not None)
         if engine.capacity != capacities[-1]:
             capacities.append(engine.capacity)
 
     expected, passes = with_room(16)
     assert capacities == [16, 8, 16]
+    assert failed == 16
     assert len(network.passes) <= 1.5 * passes
     assert [texts(results[str(i)]) for i in range(len(JOBS))] == expected
     assert expected[:5] == [[greedy_text(tiny_model("llama"), body)] for body in JOBS[:5]]

@@ -19,6 +19,9 @@ from mlx_rq.worker.tasks import no_answer
 
 logger = logging.getLogger("mlx_rq.worker")
 
+_ID_LENGTH = 12
+"""So much of a job's id is told in the trace of another one."""
+
 Finished = tuple[ClaimedJob, Outcome]
 
 
@@ -91,6 +94,8 @@ def measured(job: ClaimedJob, outcome: Outcome) -> str | None:
         generated_tokens=usage.completion,
         attempt=job.attempt,
         preempted=steps.preempted,
+        failed=steps.failed,
+        first_with=steps.first_with[:_ID_LENGTH],
     ).encode()
 
 

@@ -26,7 +26,7 @@ def test_an_answered_job_tells_each_step_with_its_time(
     redis_url: str, connection: Redis, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
-    engine.took = Steps(0.003, 0.002, 0.001, preempted=2)
+    engine.took = Steps(0.003, 0.002, 0.001, preempted=2, failed=1, first_with="0123456789abcdef")
     start_worker(engine, name="mac-1")
     job = submit(messages=HI)
     engine.wait_for_tasks(1)
@@ -39,7 +39,11 @@ def test_an_answered_job_tells_each_step_with_its_time(
         ("queued", ""),
         ("claimed", "by mac-1, attempt 1"),
         ("rendered", "3 tokens"),
-        ("admitted", "0 tokens computed for others, put back 2 times"),
+        (
+            "admitted",
+            "0 tokens computed for others (first for 0123456789ab), put back 2 x to make room, "
+            "put back 1 x by a fault of the device",
+        ),
         ("first token", ""),
         ("ended", "2 tokens"),
         ("committed as finished", ""),
@@ -89,7 +93,7 @@ def test_a_while_is_drawn_for_trace_viewers(
     redis_url: str, tmp_path: Path, start_worker: StartWorker
 ) -> None:
     engine = FakeEngine(hold=True)
-    engine.took = Steps(0.003, 0.002, 0.001, preempted=0)
+    engine.took = Steps(0.003, 0.002, 0.001)
     start_worker(engine, name="mac-1")
     jobs = [submit(messages=HI) for _ in range(2)]
     engine.wait_for_tasks(2)
@@ -129,12 +133,17 @@ def test_what_is_no_stream_is_drawn_as_nothing(redis_url: str, connection: Redis
 
 
 def test_it_is_short_whatever_happened() -> None:
-    longest = Measured(1_764_201_600.123456, *[123_456.78912] * 4, *[9_999_999] * 3, 100, 999)
+    counts = [9_999_999, 9_999_999, 9_999_999, 100, 999, 99]
+    longest = Measured(1_764_201_600.123456, *[123_456.78912] * 4, *counts, "f" * 12)
     assert len(longest.encode()) <= 200
 
 
 @pytest.mark.parametrize(
-    "spoilt", ["", "no JSON", "[1]", "[1,null,null,null,null,1,1,1,1,1]", '["x",1,1,1,1,1,1,1,1,1]']
+    "spoilt",
+    [
+        *("", "no JSON", "[1]", '[1,null,null,null,null,1,1,1,1,1,1,""]'),
+        *('["x",1,1,1,1,1,1,1,1,1,1,""]', "[1,1,1,1,1,1,1,1,1,1,1,1]"),
+    ],
 )
 def test_a_spoilt_record_leaves_the_rest(redis_url: str, connection: Redis, spoilt: str) -> None:
     job = submit(messages=HI)
