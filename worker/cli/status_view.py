@@ -19,10 +19,11 @@ _SHOWN_BYTES = 5e7
 NO_QUEUE = "No queue yet: nothing was submitted."
 
 
-def view(state: Mapping[str, Any]) -> RenderableType:
-    """Draws all of it (`mlx_rq.jobs.queue.status`)."""
+def view(state: Mapping[str, Any], *, brief: bool = False) -> RenderableType:
+    """Draws all of it (`mlx_rq.jobs.queue.status`); `brief`: two lines for each worker."""
+    workers = worker_lines(state["workers"], brief=brief)
     return Group(
-        *(worker_lines(state["workers"]) if state["workers"] else [Text(NO_WORKER)]),
+        *(workers if state["workers"] else [Text(NO_WORKER)]),
         queue_table(state["queues"]) if state["queues"] else Text(NO_QUEUE),
         *sharing_lines(state["sharing"]),
         *failure_lines(state["failures"]),
@@ -49,10 +50,13 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def worker_lines(workers: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+def worker_lines(workers: Sequence[Mapping[str, Any]], *, brief: bool) -> Iterator[Text]:
     """Says of each worker where it is, what it does, how fast, and why it waits."""
     for worker in workers:
         yield line(f"worker {worker['name'][:12]} · {loaded(worker)}", "bold")
+        if brief:
+            yield line("  " + " · ".join(_briefly(worker)), "yellow" if worker["paused"] else "")
+            continue
         where = [f"{worker['host']}:{worker['pid']}", worker["chip"]]
         yield line("  on " + ", ".join(filter(None, where)))
         yield line("  " + " · ".join(_doing(worker)))
@@ -77,6 +81,16 @@ def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
     yield f"{worker['ended']:,} ended"
     if worker["prefix_sharing"]:
         yield f"prefixes {worker['prefix_sharing']}"
+
+
+def _briefly(worker: Mapping[str, Any]) -> Iterator[str]:
+    if worker["paused"]:
+        yield f"takes no jobs: {worker['paused']}"
+    yield f"{worker['running']} of {worker['capacity']} rows"
+    yield f"{worker['waiting']:,} wait"
+    yield f"{count(worker['rates']['now']['generated_tokens'])} tokens/s"
+    if worker["memory"]["active"] is not None:
+        yield f"{worker['memory']['active'] / 1e9:.1f} GB"
 
 
 def _speed(rates: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from mlx_rq.worker.cli.top_job import JobView
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 48
 _LEAST_ROWS = 3
+_IN_FULL = 2
+"""More workers than that have two lines each: else the queues would have no room below them."""
 
 _NAMED = {
     "up": ("\x1b[A", "k"),
@@ -159,7 +161,8 @@ class Screen:
             shown = self._job.draw(console, console.height - 1, tokens, content=self._content)
             return Group(shown, self._foot(_JOB_HELP))
         rows = min(_LEAST_ROWS, len(self.rows()))
-        rest = Group(*self._sparklines(), view(self._state))
+        brief = len(self._state.get("workers", ())) > _IN_FULL
+        rest = Group(*self._sparklines(), view(self._state, brief=brief))
         used, rest_drawn = _at_most(console, rest, console.height - rows - 2)
         room = max(_LEAST_ROWS, console.height - used - 3)
         return Group(rest_drawn, *self._running(room), self._foot(_HELP))

@@ -127,6 +127,18 @@ class TestScreen:
         assert screen.press("y") is None
         assert "No live worker: start one with `mlx-rq worker`." in drawn(screen)
 
+    def test_many_workers_leave_room_for_the_queues(self) -> None:
+        screen = Screen()
+        (worker,) = state({"a": 1})["workers"]
+        names = [f"mac-{number}" for number in range(5)]
+        screen.take({**state({}), "workers": [{**worker, "name": name} for name in names]})
+        lines = drawn(screen)
+        assert [line for line in lines if line.startswith("worker ")] == [
+            f"worker {name} · m" for name in names
+        ]
+        assert lines.count("  1 of 4 rows · 5 wait · 50 tokens/s") == 5
+        assert any(line.startswith("another's ") for line in lines)
+
     def test_a_low_terminal_keeps_the_jobs_and_the_keys(self, screen: Screen) -> None:
         lines = drawn(screen, height=12)
         assert (len(lines), lines[4:6]) == (12, ["  on mac:7, M9", lines[5]])
