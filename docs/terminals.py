@@ -131,7 +131,6 @@ def take_all(folder: Path, connection: Redis) -> None:
             console = Console(width=COLUMNS, height=24, file=nowhere, force_terminal=True)
             picture("terminal-top", "mlx-rq top", screen.draw(console), height=24)
         shot("terminal-status", folder, "status")
-        shot("terminal-doctor", folder, "doctor")
         (job, *_) = until(connection, running_jobs)
         until(connection, lambda state: job not in running_jobs(state))
         shot("terminal-trace", folder, "trace", job)

@@ -63,6 +63,8 @@ def worker_lines(workers: Sequence[Mapping[str, Any]], *, brief: bool) -> Iterat
         yield line("  " + " · ".join(_speed(worker["rates"])))
         if held := memory(worker):
             yield line("  " + held)
+        if worker["prefix_sharing"]:
+            yield line(f"  prefixes {worker['prefix_sharing']}")
         if worker["paused"]:
             yield line(f"  takes no jobs: {worker['paused']}", "yellow")
 
@@ -79,8 +81,6 @@ def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
     yield f"{worker['running']} of {worker['capacity']} rows run"
     yield f"{worker['waiting']:,} wait in it"
     yield f"{worker['ended']:,} ended"
-    if worker["prefix_sharing"]:
-        yield f"prefixes {worker['prefix_sharing']}"
 
 
 def _briefly(worker: Mapping[str, Any]) -> Iterator[str]:
