@@ -14,6 +14,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 
 from mlx_rq.engine.structured.bounded import bounded, formats, in_time
+from mlx_rq.engine.structured.metaschema import is_valid
 from mlx_rq.engine.structured.patterns import Patterns
 from mlx_rq.jobs.openai.schemas import Schema
 from mlx_rq.jobs.openai.structured import Shape
@@ -33,11 +34,12 @@ class Check:
 
     def __init__(self, schema: Schema) -> None:
         draft = validator_for(schema, default=Draft202012Validator)
-        try:
-            check: Any = draft.check_schema  # whose stubs know no format checker
-            check(dict(schema), format_checker=formats(draft))
-        except SchemaError as error:
-            raise SchemaFault(_message(error)) from None
+        if not is_valid(schema, draft):
+            try:
+                check: Any = draft.check_schema  # whose stubs know no format checker
+                check(dict(schema), format_checker=formats(draft))
+            except SchemaError as error:
+                raise SchemaFault(_message(error)) from None
         self._patterns = Patterns(schema)
         self._validator = bounded(draft)(schema, registry=Registry(), format_checker=formats(draft))
 

@@ -1,6 +1,7 @@
 """The second look at finished JSON: as jsonschema sees it, but within bounds."""
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -8,8 +9,12 @@ from effort import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft201909Validator, Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
 
+from mlx_rq.engine.structured.bounded import formats
 from mlx_rq.engine.structured.json_schema import Check, SchemaFault
+from mlx_rq.engine.structured.metaschema import is_valid
 
 EVIL = "^(a|a)+$"
 LONG = "a" * 60 + "!"
@@ -129,6 +134,64 @@ def test_what_is_no_pattern_is_a_fault_of_the_schema(draft: str, pattern: str) -
     with pytest.raises(SchemaFault, match=r"is not a 'regex'|…"):
         Check({"$schema": DRAFTS[draft], "pattern": pattern})
     assert soon(Check({"$schema": DRAFTS[draft], "format": "regex"}), pattern)
+
+
+SCHEMAS: list[Any] = [
+    {"type": "objct"},
+    {"type": ["string", "string"]},
+    {"type": [{"pattern": "("}]},
+    {"enum": [1, 1.0]},
+    {"enum": []},
+    {"enum": {}},
+    {"required": True},
+    {"required": ["a", "a"]},
+    {"properties": {"a": {"items": [{"minLength": -1}]}}},
+    {"properties": {"a": {"items": {"minLength": 1.0}}}},
+    {"properties": {"a": True}},
+    {"properties": {"a": None}},
+    {"patternProperties": {"(": {}}},
+    {"additionalProperties": {"maximum": "1"}},
+    {"exclusiveMinimum": True},
+    {"exclusiveMinimum": 1},
+    {"multipleOf": 0},
+    {"allOf": []},
+    {"anyOf": [{"not": {"$ref": 5}}]},
+    {"dependencies": {"a": ["b"], "c": {"type": 1}}},
+    {"dependentRequired": {"a": "b"}},
+    {"$defs": {"x": {"uniqueItems": 1}}},
+    {"definitions": {"x": {"uniqueItems": 1}}},
+    {"$id": "a b"},
+    {"$ref": "#/%zz"},
+    {"$recursiveAnchor": 1},
+    {"if": {"contains": {"propertyNames": {"const": 1, "pattern": "("}}}},
+]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_schemas_are_judged_as_jsonschema_judges_them(draft: str) -> None:
+    validator: Any = validator_for({"$schema": DRAFTS[draft]})
+
+    def stock(schema: Any) -> str | None:
+        try:
+            validator.check_schema(schema, format_checker=formats(validator))
+        except SchemaError as error:
+            return error.message
+        return None
+
+    for schema in SCHEMAS:
+        fault = stock(schema)
+        assert is_valid(schema, validator) == (fault is None), schema
+        if fault is not None:
+            with pytest.raises(SchemaFault, match=re.escape(fault[:100])):
+                Check({"$schema": DRAFTS[draft], **schema})
+    assert is_valid(validator.META_SCHEMA, validator)
+    assert not is_valid([], validator)
+
+
+def test_a_large_schema_is_found_valid_soon() -> None:
+    large = {"properties": {f"p{i}": {"items": {"type": "string"}} for i in range(2_000)}}
+    with at_most(15):
+        assert is_valid(large, Draft202012Validator)
 
 
 IRIS = {
