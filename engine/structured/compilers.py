@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -213,7 +214,6 @@ def _wait_at_exit() -> None:
 
 
 def _key(grammar: Grammar) -> str:
-    digest = hashlib.sha256((grammar.lark or "").encode())
-    for part in grammar.parts:
-        digest.update(b"\0" + part.lark.encode())
-    return digest.hexdigest()
+    """Tells grammars apart, and what is checked at the end: equal ones may differ in that."""
+    parts = [(part.lark, part.schema, part.unenforced) for part in grammar.parts]
+    return hashlib.sha256(json.dumps([grammar.lark, parts]).encode()).hexdigest()

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from mlx_rq.engine.structured import formats
+from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.negation import Document, disjoint, negated
 from mlx_rq.engine.structured.references import target
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
@@ -38,18 +39,19 @@ _MOST_ALTERNATIVES = 12
 """Alternatives of which each is written with the others excluded."""
 
 
-def enforceable(schema: Schema) -> tuple[dict[str, Any], list[str]]:
-    """Rewrites a schema; gives with it what is only checked at the end, in words."""
+def enforceable(schema: Schema, *, close: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Rewrites a schema, its objects closed or not; and says what is only checked at the end."""
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError):
         return dict(schema), []  # refused elsewhere
-    return _rewritten(text)
+    return _rewritten(text, close)
 
 
-@lru_cache(maxsize=128)
-def _rewritten(text: str) -> tuple[dict[str, Any], list[str]]:
+@lru_cache(maxsize=32)  # of up to some megabytes each
+def _rewritten(text: str, close: bool) -> tuple[dict[str, Any], list[str]]:
     root = json.loads(text)
+    root = closed(root) if close else root
     rewriting = _Rewriting(root)
     copied = copy.deepcopy(root)
     for node in subschemas(copied):

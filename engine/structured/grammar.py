@@ -83,18 +83,23 @@ def tools_of(request: Request) -> Tools:
 
 def schema_of(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments: always an object; closed where the tool is strict."""
+    return closed(_arguments(tool)) if tool.function.strict else _arguments(tool)
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
     parameters = tool.function.parameters
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     schema = {**({} if "type" in parameters else {"type": "object"}), **parameters}
     schema["type"] = "object"  # of several types, the only one that arguments can have
-    return closed(schema) if tool.function.strict else schema
+    return schema
 
 
-def shape_schema(shape: Shape) -> Schema:
-    """The schema of a JSON shape; closed where it is strict."""
-    schema: Schema = shape.value
-    return closed(schema) if shape.strict else schema
+def _enforced(of: Shape | Tool) -> tuple[dict[str, Any], list[str]]:
+    """What of a JSON shape's or a tool's schema is enforced, and what not; closed where strict."""
+    if isinstance(of, Tool):
+        return enforceable(_arguments(of), close=bool(of.function.strict))
+    return enforceable(of.value, close=of.strict)
 
 
 def grammar_of(
@@ -115,7 +120,7 @@ def grammar_of(
             param="reasoning_length",
         )
     lark = Lark(model_format.specials)
-    calls = [call_of(tool.function, enforceable(schema_of(tool))[0]) for _, tool in tools.usable]
+    calls = [call_of(tool.function, _enforced(tool)[0]) for _, tool in tools.usable]
     format = (
         model_format.format
         if model_format.format and can_write(model_format.format, calls)
@@ -175,7 +180,7 @@ def _calls(
 def _shaped(lark: Lark, shape: Shape) -> str:
     match shape.kind:
         case "json":
-            return lark.json(enforceable(shape_schema(shape))[0], lenient=not shape.strict)
+            return lark.json(_enforced(shape)[0], lenient=not shape.strict)
         case "regex":
             return lark.regex(shape.value)
         case "choice":
@@ -213,7 +218,7 @@ def _parts(
         text = lark.grammar(_shaped(lark, shape))
         schema, unenforced = None, []
         if shape.kind == "json":
-            schema, unenforced = shape.value, enforceable(shape_schema(shape))[1]
+            schema, unenforced = shape.value, _enforced(shape)[1]
         parts.append(GrammarPart(text, shape.error, schema, tuple(unenforced)))
     for (index, tool), call in zip(tools.usable, calls, strict=True):
         lark = Lark(model_format.specials)
@@ -222,6 +227,5 @@ def _parts(
         def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:
             return function_error(index, name, fault)
 
-        schema = schema_of(tool)
-        parts.append(GrammarPart(text, error, schema, tuple(enforceable(schema)[1])))
+        parts.append(GrammarPart(text, error, schema_of(tool), tuple(_enforced(tool)[1])))
     return tuple(parts)

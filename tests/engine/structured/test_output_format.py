@@ -123,3 +123,24 @@ def test_the_spelling_of_a_mark_can_be_an_answer_or_an_argument(text: str) -> No
     assert chosen["choices"][0]["message"]["content"] == text
     message = either["choices"][0]["message"]
     assert message.get("tool_calls") or message["content"] == f"say {text}"
+
+
+def test_schemas_whose_grammars_are_equal_are_each_checked_by_their_own() -> None:
+    """That items differ is only checked at the end: it leaves no trace in the grammar."""
+    plain = {"type": "array", "items": {"const": 1}, "minItems": 2}
+    schemas = [plain, {**plain, "uniqueItems": True}, plain]
+    formats = OutputFormats(MODEL)
+    outcomes = []
+    for schema in schemas:
+        output_format = output_format_of(formats, chat(guided_json=schema))
+        constraint = output_format.start(20)
+        assert constraint is not None
+        text = "[1,1]"
+        for token in MODEL.tokenizer.encode(text, add_special_tokens=False):
+            constraint.accept(token)
+        try:
+            outcomes.append(output_format.read(text, "stop", constraint, 20).content)
+        except InvalidAnswer as invalid:
+            outcomes.append(str(invalid))
+    assert outcomes[0] == outcomes[2] == "[1,1]"
+    assert "has non-unique elements" in str(outcomes[1])
