@@ -1,13 +1,20 @@
-"""Compiles grammars beside the generation: a few threads, a time limit each, the newest kept."""
+"""Compiles grammars beside the generation: a few threads, a limit each, the newest kept.
+
+The limit counts the CPU that a grammar takes, not the time: on a busy machine none is refused for
+what others do. The constraint engine bounds its own work, and lets other threads run meanwhile; the
+limit is for what escapes its bounds.
+"""
 
 import atexit
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from weakref import WeakSet
 
@@ -18,7 +25,17 @@ _LONGEST_EXIT = 10.0
 """Seconds that the end of the program waits for grammars that are being compiled."""
 
 _STARVED = 10
-"""A grammar waits for this many times its own time, where all threads are stuck with others."""
+"""How many times its limit a grammar may take on the clock, whatever keeps it from the processor.
+
+As long it waits where all threads are stuck with others.
+"""
+
+
+def thread_cpu() -> Callable[[], float]:
+    """Gives a clock of the CPU that this thread uses, for others to read."""
+    if sys.platform == "linux":
+        return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
+    return time.process_time  # macOS has none for others: with the CPU of all threads, then
 
 
 @dataclass(eq=False, slots=True)
@@ -27,8 +44,10 @@ class _Run:
 
     grammar: Grammar
     started: float | None = None
+    cpu: Callable[[], float] = lambda: 0.0
+    """The CPU that it has taken so far; read under the lock, for its thread may end."""
     late: bool = False
-    """Whether its time was over before it ended, so that its thread was replaced."""
+    """Whether it went past its limit before it ended, so that its thread was replaced."""
     ended: threading.Event = field(default_factory=threading.Event)
     compiled: Compiled | None = None
     fault: GrammarFault | None = None
@@ -39,19 +58,23 @@ class _Run:
 class Compilation:
     """A grammar that is being compiled, or was, as those have it who wait for it.
 
-    Several may wait for one run. Whoever comes when its time is over already gets the same time
-    again: what a busy machine held up may be through by then.
+    Several may wait for one run. Whoever comes when it is past its limit already waits as long
+    again: it may be through by then.
     """
 
-    def __init__(self, run: _Run, compilers: "Compilers", since: float) -> None:
+    def __init__(self, run: _Run, compilers: "Compilers", since: float, taken: float) -> None:
+        """`since` when it is waited for, and how much CPU was `taken` then."""
         self._run = run
         self._compilers = compilers
         self._since = since
+        self._taken = taken
 
     @property
     def ready(self) -> bool:
-        """Whether `result` need not wait: the compilation has ended, or its time is over."""
-        return self._run.ended.is_set() or self._compilers._is_over(self._run, self._since)
+        """Whether `result` need not wait: the compilation has ended, or is past its limit."""
+        return self._run.ended.is_set() or self._compilers._is_over(
+            self._run, self._since, self._taken
+        )
 
     @property
     def compiled(self) -> Compiled | None:
@@ -71,11 +94,14 @@ class Compilation:
 
 
 class Compilers:
-    """Compiles grammars on a few threads, each within a time limit, and keeps the newest.
+    """Compiles grammars on a few threads, each within `seconds` of CPU, and keeps the newest.
 
     A thread cannot be stopped: one that goes on past the limit is replaced by another, up to
     `most_stuck` at a time. Once it is through, it works on if there are less than `threads` others.
-    `set_up` is called before the first grammar's time begins; it may be called more than once.
+    `set_up` is called before the first grammar is counted; it may be called more than once.
+
+    Kept are `kept` grammars, and of those that compiled, what took `kept_seconds` of CPU together:
+    the memory of one goes by what it took, 200 MB a second at the most that was seen.
     """
 
     def __init__(
@@ -86,19 +112,23 @@ class Compilers:
         threads: int = 2,
         seconds: float = 2.0,
         kept: int = 256,
+        kept_seconds: float = 4.0,
         most_stuck: int = 4,
         clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], Callable[[], float]] = thread_cpu,
     ) -> None:
         self._compile = compile
         self._set_up = set_up
         self._threads = threads
         self._seconds = seconds
         self._kept = kept
+        self._kept_seconds = kept_seconds
         self._most_stuck = most_stuck
         self._clock = clock
+        self._cpu = cpu
         self._cache: OrderedDict[str, Compilation] = OrderedDict()
         self._queue: SimpleQueue[_Run | None] = SimpleQueue()
-        self._lock = threading.Lock()  # for all that follows, and for `late` and `ended` of runs
+        self._lock = threading.Lock()  # for all that follows, and for what is written in runs
         self._running: set[_Run] = set()
         self._alive = 0
         with self._lock:
@@ -126,42 +156,59 @@ class Compilers:
         key = _key(grammar)
         compilation = self._cache.get(key)
         if compilation is None or compilation._run.accident:
-            compilation = Compilation(_Run(grammar), self, self._clock())
+            compilation = Compilation(_Run(grammar), self, self._clock(), 0.0)
             self._queue.put(compilation._run)
         elif compilation.ready and not compilation._run.ended.is_set():
-            compilation = Compilation(compilation._run, self, self._clock())
+            run = compilation._run
+            with self._lock:
+                compilation = Compilation(run, self, self._clock(), run.cpu())
         self._cache[key] = compilation
         self._cache.move_to_end(key)
-        while len(self._cache) > self._kept:
-            self._cache.popitem(last=False)
+        with self._lock:
+            while self._keeps_too_much():
+                self._cache.popitem(last=False)
         return compilation
 
-    def _is_over(self, run: _Run, since: float) -> bool:
-        """Says whether the time is over for those who wait for a run since then."""
-        started, now = run.started, self._clock()
-        if started is None:
+    def _keeps_too_much(self) -> bool:
+        compiled = [one._run for one in self._cache.values() if one.compiled is not None]
+        seconds = sum(min(run.cpu(), self._seconds) for run in compiled)
+        return len(self._cache) > self._kept or seconds > self._kept_seconds
+
+    def _is_over(self, run: _Run, since: float, taken: float) -> bool:
+        """Says whether those who wait for a run since then, when it had taken so much, give up."""
+        if run.started is None:
             # Not by its own run alone: whoever waited for the one that is stuck may be gone.
             able = self._replace_stuck()
-            return able == 0 and now - since >= _STARVED * self._seconds
-        over = now - max(started, since) >= self._seconds
+            return able == 0 and self._clock() - since >= _STARVED * self._seconds
+        with self._lock:
+            over = self._is_past(run, max(run.started, since), taken)
         if over:
             self._replace_stuck()
         return over
 
+    def _is_past(self, run: _Run, since: float, taken: float) -> bool:
+        """Says whether a run has taken its limit since then, which must be asked under the lock."""
+        passed = self._clock() - since
+        return passed >= self._seconds and (
+            run.cpu() - taken >= self._seconds or passed >= _STARVED * self._seconds
+        )
+
     def _why_late(self, run: _Run) -> str:
         if run.started is None:
             return "it cannot be compiled now: other grammars keep all compilers busy."
+        with self._lock:
+            if run.cpu() < self._seconds:
+                return "it cannot be compiled now: the machine is too busy."
         return f"it takes more than {self._seconds:g} s to compile; make it simpler."
 
     def _replace_stuck(self) -> int:
-        """Has other threads work for those whose grammar takes more than its time.
+        """Has other threads work for those whose grammar goes past its limit.
 
         Returns how many are not stuck then.
         """
         with self._lock:
-            now = self._clock()
             for run in self._running:
-                if run.started is not None and now - run.started >= self._seconds:
+                if run.started is not None and self._is_past(run, run.started, 0.0):
                     run.late = True
             self._add_threads()
             return self._able
@@ -182,6 +229,7 @@ class Compilers:
             self._compile_one(run)
             with self._lock:
                 self._running.discard(run)
+                run.cpu = partial(float, run.cpu())
                 run.ended.set()
                 if self._able > self._threads:
                     self._alive -= 1
@@ -190,8 +238,10 @@ class Compilers:
     def _compile_one(self, run: _Run) -> None:
         try:
             self._set_up()
+            cpu = self._cpu()
+            begun = cpu()
             with self._lock:
-                run.started = self._clock()
+                run.started, run.cpu = self._clock(), lambda: cpu() - begun
                 self._running.add(run)
             run.compiled = self._compile(run.grammar)
         except GrammarFault as fault:

@@ -6,11 +6,12 @@ import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from mlx_rq.engine.structured.compilers import Compilation, Compilers
+from mlx_rq.engine.structured.compilers import Compilation, Compilers, thread_cpu
 from mlx_rq.engine.structured.constraint import GrammarFault
 from mlx_rq.engine.structured.grammar import Grammar
 
@@ -19,14 +20,22 @@ PATIENCE = 10.0
 
 
 class Workshop:
-    """Compilers whose clock stands still, and that hold up each grammar until its gate opens."""
+    """Compilers whose clocks stand still, and that hold up each grammar until its gate opens."""
 
     def __init__(self, **options: Any) -> None:
         self.now = 100.0
+        self.idle = 0.0
+        """How much of the time no grammar had the processor."""
         self.begun: Counter[str] = Counter()
         self.gates: dict[str, threading.Event] = defaultdict(threading.Event)
         self._entered: dict[str, threading.Event] = defaultdict(threading.Event)
-        self.compilers = Compilers(self._compile, clock=lambda: self.now, seconds=2, **options)
+        self.compilers = Compilers(
+            self._compile,
+            clock=lambda: self.now,
+            cpu=lambda: lambda: self.now - self.idle,
+            seconds=2,
+            **options,
+        )
 
     def _compile(self, grammar: Grammar) -> Any:
         name = grammar.lark or ""
@@ -245,3 +254,65 @@ def test_the_end_of_the_program_waits_for_what_is_being_compiled() -> None:
     shop.stick("stuck")
     shop.compilers.wait_at_exit(time.monotonic())  # and not for ever
     shop.gates["stuck"].set()
+
+
+def test_a_busy_machine_has_no_grammar_given_up() -> None:
+    shop = Workshop(threads=1)
+    waiting = shop.submit("good")
+    assert shop.is_begun("good")
+    shop.now += 19
+    shop.idle += 18  # it had the processor for a second
+    assert not waiting.ready
+    shop.now += 0.9
+    assert not waiting.ready
+    shop.gates["good"].set()
+    assert outcome(waiting) == "good"
+
+
+def test_a_grammar_that_never_gets_the_processor_is_given_up_in_the_end() -> None:
+    shop = Workshop(threads=1)
+    waiting = shop.submit("starved")
+    assert shop.is_begun("starved")
+    shop.now += 20
+    shop.idle += 20
+    assert waiting.ready
+    assert str(outcome(waiting)) == "it cannot be compiled now: the machine is too busy."
+    shop.gates["starved"].set()
+
+
+def test_the_cpu_of_a_thread_is_read_by_another() -> None:
+    clocks: SimpleQueue[Callable[[], float]] = SimpleQueue()
+    go_on, worked = threading.Event(), threading.Event()
+    over = threading.Event()
+
+    def work() -> None:
+        clocks.put(thread_cpu())
+        go_on.wait(PATIENCE)
+        begun = time.thread_time()
+        while time.thread_time() - begun < 0.05:
+            pass
+        worked.set()
+        over.wait(PATIENCE)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    cpu = clocks.get(timeout=PATIENCE)
+    before = cpu()
+    go_on.set()
+    assert worked.wait(PATIENCE)
+    assert cpu() - before >= 0.05
+    over.set()
+    thread.join()
+
+
+def test_what_is_kept_is_bounded_by_what_it_took() -> None:
+    shop = Workshop(kept=8, kept_seconds=3.5)
+    for name in "abcd":  # a second each: three of them fit
+        waiting = shop.submit(name)
+        assert shop.is_begun(name)
+        shop.now += 1
+        shop.gates[name].set()
+        assert outcome(waiting) == name
+    for name in "dcbade":
+        assert outcome(shop.submit(name, held_up=False)) == name
+    assert shop.begun == {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1}
