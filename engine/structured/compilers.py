@@ -8,6 +8,8 @@ limit is for what escapes its bounds.
 import atexit
 import hashlib
 import json
+import logging
+import os
 import sys
 import threading
 import time
@@ -21,8 +23,15 @@ from weakref import WeakSet
 from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
 from mlx_rq.engine.structured.grammar import Grammar
 
+_logger = logging.getLogger(__name__)
+
 _LONGEST_EXIT = 10.0
 """Seconds that the end of the program waits for grammars that are being compiled."""
+
+_STACK = 256 * 1024 * 1024
+"""Of a thread, only what is used of it: the engine follows references one within the other, and a
+row of them as long as a schema may be takes 64 MB. What a thread has else would end the program.
+"""
 
 _STARVED = 10
 """How many times its limit a grammar may take on the clock, whatever keeps it from the processor.
@@ -135,15 +144,19 @@ class Compilers:
             self._add_threads()
         _all.add(self)
 
-    def wait_at_exit(self, until: float) -> None:
+    def wait_at_exit(self, until: float) -> bool:
         """Waits for grammars that are being compiled, up to a time on the clock of the machine.
 
-        A thread that comes back from the engine after the interpreter has gone would crash.
+        Says whether a thread still works on one. When it comes back from the engine after the
+        interpreter has gone, that is a crash.
         """
         with self._lock:
-            running = list(self._running)
+            running = {run: run.cpu() for run in self._running}
         for run in running:
             run.ended.wait(max(0.0, until - time.monotonic()))
+        with self._lock:
+            open_ones = [run for run in running if not run.ended.is_set()]
+            return any(run.cpu() > running[run] for run in open_ones)
 
     def close(self) -> None:
         """Has the threads end, once they are through with what they compile."""
@@ -215,7 +228,9 @@ class Compilers:
 
     def _add_threads(self) -> None:
         while self._able < self._threads and self._alive < self._threads + self._most_stuck:
+            before = threading.stack_size(_STACK)
             threading.Thread(target=self._work, name="mlx-rq-compiler", daemon=True).start()
+            threading.stack_size(before)
             self._alive += 1
 
     @property
@@ -258,9 +273,13 @@ _all: "WeakSet[Compilers]" = WeakSet()
 
 @atexit.register
 def _wait_at_exit() -> None:
+    """Waits for the engine; where it does not come to an end, ends the program without it."""
     until = time.monotonic() + _LONGEST_EXIT
-    for compilers in list(_all):
-        compilers.wait_at_exit(until)
+    if any(compilers.wait_at_exit(until) for compilers in list(_all)):
+        _logger.warning("A grammar was still being compiled: the program ends without it.")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
 
 
 def _key(grammar: Grammar) -> str:

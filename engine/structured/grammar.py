@@ -35,6 +35,8 @@ class GrammarPart:
     lark: str
     error: Callable[[str], RequestError]
     schema: Schema | None = None
+    enforced: Schema | None = None
+    """The schema as the grammar has it."""
     unenforced: tuple[str, ...] = ()
     """What of the schema is only checked at the end, though it may be strict."""
 
@@ -216,10 +218,12 @@ def _parts(
     if shape is not None:
         lark = Lark(model_format.specials)
         text = lark.grammar(_shaped(lark, shape))
-        schema, unenforced = None, []
         if shape.kind == "json":
-            schema, unenforced = shape.value, _enforced(shape)[1]
-        parts.append(GrammarPart(text, shape.error, schema, tuple(unenforced)))
+            enforced, unenforced = _enforced(shape)
+            part = GrammarPart(text, shape.error, shape.value, enforced, tuple(unenforced))
+        else:
+            part = GrammarPart(text, shape.error)
+        parts.append(part)
     for (index, tool), call in zip(tools.usable, calls, strict=True):
         lark = Lark(model_format.specials)
         text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
@@ -227,5 +231,6 @@ def _parts(
         def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:
             return function_error(index, name, fault)
 
-        parts.append(GrammarPart(text, error, schema_of(tool), tuple(_enforced(tool)[1])))
+        enforced, unenforced = _enforced(tool)
+        parts.append(GrammarPart(text, error, schema_of(tool), enforced, tuple(unenforced)))
     return tuple(parts)

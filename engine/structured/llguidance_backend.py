@@ -19,6 +19,7 @@ from mlx_rq.engine.structured.constraint import Constraint, GrammarFault, Masks
 from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.json_schema import Check, SchemaFault
 from mlx_rq.engine.structured.shortest_end import Closer
+from mlx_rq.engine.structured.unfolding import MOST_UNFOLDED, unfolded
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _LIMITS = LLParserLimits(
@@ -26,7 +27,11 @@ _LIMITS = LLParserLimits(
     max_lexer_states=50_000,  # at 1-2 kB each
     verbose_errors=False,
 )
-_GAVE_UP = ("lexer error: ", "parser error: ")
+_GAVE_UP = ("lexer error: ", "panic: ", "parser error: ")
+_TOO_MANY = (
+    f"its alternatives multiply to more than {MOST_UNFOLDED:,} schemas ('anyOf' in 'allOf', "
+    "conditions, dependencies); make it simpler."
+)
 _QUOTED = re.compile(r"\d+ \|")
 """How a line of the grammar looks that the engine quotes in a message."""
 
@@ -58,6 +63,9 @@ class Guidance:
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
         """Compiles a grammar and what validates its parts; raises GrammarFault."""
         tokenizer, closer = self.set_up()
+        sizes = [unfolded(part.enforced) for part in grammar.parts]
+        if sum(sizes) > MOST_UNFOLDED:
+            raise GrammarFault(sizes.index(max(sizes)), _TOO_MANY)
         checks = []
         for index, part in enumerate(grammar.parts):
             try:
@@ -148,7 +156,7 @@ def _plain(message: str) -> str:
     """Takes the engine's message out of its frame: the place, and the grammar that it quotes."""
     if "NoExtension" in message:
         return "no value can satisfy it."
-    lines = [line.strip() for line in message.splitlines()]
+    lines = [line.strip() for line in message.partition("<backtrace>")[0].splitlines()]
     wanted = [line for line in lines if line.strip("^") and not _QUOTED.match(line)]
     text = " ".join(wanted)
     for frame in ("failed to compile JSON schema: ", "failed to parse grammar: "):

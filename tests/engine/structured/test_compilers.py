@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mlx_rq.engine.structured import compilers
 from mlx_rq.engine.structured.compilers import Compilation, Compilers, thread_cpu
 from mlx_rq.engine.structured.constraint import GrammarFault
 from mlx_rq.engine.structured.grammar import Grammar
@@ -252,8 +253,28 @@ def test_the_end_of_the_program_waits_for_what_is_being_compiled() -> None:
     assert not leaving.is_alive()
     assert compilation.ready
     shop.stick("stuck")
-    shop.compilers.wait_at_exit(time.monotonic())  # and not for ever
+    assert not shop.compilers.wait_at_exit(time.monotonic())  # and not for ever
     shop.gates["stuck"].set()
+
+
+def test_a_program_that_ends_while_the_engine_works_on_ends_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that comes back from the engine once the interpreter has gone is a crash."""
+    ends: list[int] = []
+    cpu = iter(range(100))
+    shop = Workshop()
+    shop.compilers._cpu = lambda: lambda: float(next(cpu))  # it computes whenever one looks
+    shop.submit("endless")
+    assert shop.is_begun("endless")
+    monkeypatch.setattr(compilers, "_all", [shop.compilers])
+    monkeypatch.setattr(compilers, "_LONGEST_EXIT", 0.01)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    monkeypatch.setattr("os._exit", ends.append)
+    compilers._wait_at_exit()
+    assert ends == [1]
+    assert "still being compiled" in caplog.text
+    shop.gates["endless"].set()
 
 
 def test_a_busy_machine_has_no_grammar_given_up() -> None:

@@ -10,10 +10,12 @@ from effort import at_most
 
 from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.structured.closing import closed
+from mlx_rq.engine.structured.compilers import Compilers
 from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
 from mlx_rq.engine.structured.enforceable import enforceable
 from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import Guidance
+from mlx_rq.engine.structured.unfolding import unfolded
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.validation import validate
 
@@ -424,6 +426,54 @@ WORDS = r"^(\S+\s+){0,99}\S+$"
 def test_what_the_engine_gives_up_as_it_begins_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(GrammarFault, match="too much for the constraint engine"):
         compiled(**body)
+
+
+def dependent(schema: Any) -> Any:
+    """An object whose properties depend on one another in 2 ** 6 ways, each with a copy within."""
+    needs = {f"p{i}": [f"q{i}"] for i in range(6)}
+    return {"type": "object", "properties": {"z": schema}, "dependentRequired": needs}
+
+
+def test_alternatives_that_multiply_are_refused_before_they_are_written_out() -> None:
+    schema: Any = {"type": "string"}
+    for _ in range(5):
+        schema = dependent(schema)
+    with at_most(15), pytest.raises(GrammarFault, match="multiply to more than 400,000 schemas"):
+        compiled(**json_schema(schema))
+    compiled(**json_schema(dependent({"type": "string"})))
+
+
+@pytest.mark.parametrize(
+    ("schema", "schemas"),
+    [
+        ({}, 6),
+        ({"type": "integer"}, 1),
+        ({"type": ["string", "null"]}, 2),
+        ({"type": "object", "properties": {"a": {"type": "null"}, "b": {"enum": [1, 2]}}}, 6),
+        ({"type": "array", "items": {"const": {"a": [1]}}}, 5),
+        ({"type": "string", "allOf": [{"anyOf": [{}, {}]}, {"anyOf": [{}, {}, {}]}]}, 30),
+        ({"type": "string", "anyOf": [{"type": "null"}, {"type": "string"}]}, 2),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, 7),
+        ({"$ref": "#/$defs/a", "minLength": 1, "$defs": {"a": {"type": "null"}}}, 3),
+        ({"$ref": "#", "minLength": 1}, 12),
+        (None, 0),
+    ],
+)
+def test_what_the_engine_makes_of_a_schema_is_foreseen(schema: Any, schemas: int) -> None:
+    assert unfolded(schema) == schemas
+
+
+def test_references_may_follow_one_another_in_a_long_row() -> None:
+    """They would overflow the stack of a thread as it comes, which ends the program."""
+    steps = {str(n): {"properties": {"a": {"$ref": f"#/$defs/{n + 1}"}}} for n in range(1_000)}
+    schema = {"$ref": "#/$defs/0", "$defs": {**steps, "1000": {"type": "string"}}}
+    grammar = grammar_of(
+        validate("chat", {"messages": MESSAGES, "guided_json": schema}), MODEL_FORMAT, False
+    )
+    assert grammar is not None
+    compilers = Compilers(GUIDANCE.compile, threads=1)
+    assert compilers.submit(grammar).result().shortest is not None
+    compilers.close()
 
 
 def test_a_grammar_to_which_no_short_end_is_found_is_none_the_worse() -> None:
