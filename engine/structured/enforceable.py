@@ -17,7 +17,7 @@ from typing import Any
 from mlx_rq.engine.structured import formats
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.negation import Document, disjoint, negated
-from mlx_rq.engine.structured.references import target
+from mlx_rq.engine.structured.references import at_most_steps, target
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
@@ -32,6 +32,8 @@ _UPPER = ("exclusiveMaximum", "maximum")
 _LOWER = ("exclusiveMinimum", "minimum")
 _ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
+_MOST_STEPS = 500_000
+"""About a second; no schema that was seen in use took more than 30,000."""
 _MOST_UNIQUE = 4
 """Values of an enum of which all arrangements are written out."""
 _MOST_DEPENDENCIES = 6
@@ -40,7 +42,10 @@ _MOST_ALTERNATIVES = 12
 
 
 def enforceable(schema: Schema, *, close: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Rewrites a schema, its objects closed or not; and says what is only checked at the end."""
+    """Rewrites a schema, its objects closed or not; and says what is only checked at the end.
+
+    Raises TooManySteps or RecursionError where that is too much.
+    """
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError):
@@ -51,11 +56,12 @@ def enforceable(schema: Schema, *, close: bool = False) -> tuple[dict[str, Any],
 @lru_cache(maxsize=32)  # of up to some megabytes each
 def _rewritten(text: str, close: bool) -> tuple[dict[str, Any], list[str]]:
     root = json.loads(text)
-    root = closed(root) if close else root
-    rewriting = _Rewriting(root)
-    copied = copy.deepcopy(root)
-    for node in subschemas(copied):
-        rewriting.rewrite(node)
+    with at_most_steps(_MOST_STEPS):
+        root = closed(root) if close else root
+        rewriting = _Rewriting(root)
+        copied = copy.deepcopy(root)
+        for node in subschemas(copied):
+            rewriting.rewrite(node)
     return copied, list(dict.fromkeys(rewriting.notes))
 
 

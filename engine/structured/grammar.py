@@ -8,6 +8,7 @@ Which parts there are depends on the request (`tool_choice`, `response_format`, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlx_rq.engine.formats.lark import Lark, quoted
@@ -15,6 +16,7 @@ from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.enforceable import enforceable
+from mlx_rq.engine.structured.references import TooManySteps
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import Request
 from mlx_rq.jobs.openai.schemas import Schema
@@ -27,13 +29,15 @@ from mlx_rq.jobs.openai.structured import (
     function_error,
 )
 
+_Error = Callable[[str], RequestError]
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
     """A part of a grammar that compiles by itself, and the error that is due if it does not."""
 
     lark: str
-    error: Callable[[str], RequestError]
+    error: _Error
     schema: Schema | None = None
     enforced: Schema | None = None
     """The schema as the grammar has it."""
@@ -97,11 +101,27 @@ def _arguments(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def _enforced(of: Shape | Tool) -> tuple[dict[str, Any], list[str]]:
-    """What of a JSON shape's or a tool's schema is enforced, and what not; closed where strict."""
-    if isinstance(of, Tool):
-        return enforceable(_arguments(of), close=bool(of.function.strict))
-    return enforceable(of.value, close=of.strict)
+_Enforced = tuple[dict[str, Any], list[str]]
+"""A schema as it is enforced, and what of it is not, in words."""
+
+
+def _enforced_shape(shape: Shape) -> _Enforced:
+    return _enforced(shape.value, bool(shape.strict), shape.error)
+
+
+def _enforced_tool(index: int, tool: Tool) -> _Enforced:
+    return _enforced(_arguments(tool), bool(tool.function.strict), _error_of(index, tool))
+
+
+def _enforced(schema: Schema, strict: bool, error: _Error) -> _Enforced:
+    try:
+        return enforceable(schema, close=strict)
+    except (RecursionError, TooManySteps):
+        raise error("it refers to its own parts too often; make it simpler.") from None
+
+
+def _error_of(index: int, tool: Tool) -> _Error:
+    return partial(function_error, index, tool.function.name)
 
 
 def grammar_of(
@@ -122,7 +142,7 @@ def grammar_of(
             param="reasoning_length",
         )
     lark = Lark(model_format.specials)
-    calls = [call_of(tool.function, _enforced(tool)[0]) for _, tool in tools.usable]
+    calls = [call_of(one[1].function, _enforced_tool(*one)[0]) for one in tools.usable]
     format = (
         model_format.format
         if model_format.format and can_write(model_format.format, calls)
@@ -182,7 +202,7 @@ def _calls(
 def _shaped(lark: Lark, shape: Shape) -> str:
     match shape.kind:
         case "json":
-            return lark.json(_enforced(shape)[0], lenient=not shape.strict)
+            return lark.json(_enforced_shape(shape)[0], lenient=not shape.strict)
         case "regex":
             return lark.regex(shape.value)
         case "choice":
@@ -219,7 +239,7 @@ def _parts(
         lark = Lark(model_format.specials)
         text = lark.grammar(_shaped(lark, shape))
         if shape.kind == "json":
-            enforced, unenforced = _enforced(shape)
+            enforced, unenforced = _enforced_shape(shape)
             part = GrammarPart(text, shape.error, shape.value, enforced, tuple(unenforced))
         else:
             part = GrammarPart(text, shape.error)
@@ -227,10 +247,7 @@ def _parts(
     for (index, tool), call in zip(tools.usable, calls, strict=True):
         lark = Lark(model_format.specials)
         text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
-
-        def error(fault: str, index: int = index, name: str = tool.function.name) -> RequestError:
-            return function_error(index, name, fault)
-
-        enforced, unenforced = _enforced(tool)
+        enforced, unenforced = _enforced_tool(index, tool)
+        error = _error_of(index, tool)
         parts.append(GrammarPart(text, error, schema_of(tool), enforced, tuple(unenforced)))
     return tuple(parts)

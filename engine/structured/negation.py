@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from mlx_rq.engine.structured.references import parts_of, target
-from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.engine.structured.references import circular, parts_of, target
+from mlx_rq.jobs.openai.schemas import Schema
 
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _DEEPEST = 12
@@ -34,6 +34,7 @@ class Document:
         self.root = root
         self._steps = 0
         self._in_all = 0
+        self._circular: set[str] | None = None
 
     def step(self, deep: int) -> bool:
         """Says whether one more schema may be looked at; branches of branches have no end."""
@@ -43,16 +44,9 @@ class Document:
 
     def comes_back(self, reference: Any) -> bool:
         """Says whether what a reference leads to leads back to it: that is never written out."""
-        todo, seen = [target(self.root, reference)], set()
-        while todo:
-            for node in subschemas(todo.pop()):
-                inner = node.get("$ref")
-                if inner == reference:
-                    return True
-                if isinstance(inner, str) and inner not in seen:
-                    seen.add(inner)
-                    todo.append(target(self.root, inner))
-        return False
+        if self._circular is None:
+            self._circular = circular(self.root)
+        return isinstance(reference, str) and reference in self._circular
 
 
 def negated(root: Document, schema: Any, deep: int = 0) -> Any:

@@ -1,6 +1,12 @@
-"""Finds what the references of a schema lead to, within the document; nothing is ever fetched."""
+"""Finds what the references of a schema lead to, within the document; nothing is ever fetched.
+
+References of references can be looked through again and again: whoever reasons about a schema does
+so within so many steps (`at_most_steps`).
+"""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote
 
@@ -8,6 +14,30 @@ from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 """The keywords whose schemas apply to the same value as the schema that they stand in."""
+
+
+_steps_left: ContextVar[list[int] | None] = ContextVar("steps_left", default=None)
+
+
+class TooManySteps(ValueError):
+    """A schema is too much to reason about."""
+
+
+@contextmanager
+def at_most_steps(most: int) -> Iterator[None]:
+    """Has what is called within raise TooManySteps after so many schemas looked at."""
+    token = _steps_left.set([most])
+    try:
+        yield
+    finally:
+        _steps_left.reset(token)
+
+
+def _step(left: list[int] | None) -> None:
+    if left is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise TooManySteps
 
 
 def target(root: Schema, reference: Any) -> Any:
@@ -47,7 +77,9 @@ def parts_of(root: Schema, schema: Any, *, sure: bool = False) -> Iterator[dict[
     Only those that apply whatever the value is, where they shall be `sure`.
     """
     todo, seen = [schema], set()
+    left = _steps_left.get()
     while todo:
+        _step(left)
         node = todo.pop()
         if not isinstance(node, dict) or id(node) in seen:
             continue
@@ -61,3 +93,32 @@ def parts_of(root: Schema, schema: Any, *, sure: bool = False) -> Iterator[dict[
             todo += [node.get(key) for key in ("if", "then", "else")]
             for key in ("dependentSchemas", "dependencies"):
                 todo += node[key].values() if isinstance(node.get(key), dict) else ()
+
+
+def circular(root: Schema) -> set[str]:
+    """Finds the references of a document that lead back to themselves, or lie between such."""
+    onward = {
+        reference: {inner["$ref"] for inner in _referring(target(root, reference))}
+        for reference in {node["$ref"] for node in _referring(root)}
+    }
+    for _ in range(2):  # those that lead to none, or to which none leads, are on no circle
+        backward: dict[str, set[str]] = {reference: set() for reference in onward}
+        for reference, inner in onward.items():
+            for one in inner & onward.keys():
+                backward[one].add(reference)
+        count = {reference: len(inner & onward.keys()) for reference, inner in onward.items()}
+        done = [reference for reference, inner in count.items() if not inner]
+        while done:
+            for before in backward[done.pop()]:
+                count[before] -= 1
+                done += [before] if count[before] == 0 else []
+        onward = {one: backward[one] for one, inner in count.items() if inner}
+    return set(onward)
+
+
+def _referring(schema: Any) -> Iterator[dict[str, Any]]:
+    left = _steps_left.get()
+    for node in subschemas(schema):
+        _step(left)
+        if isinstance(node.get("$ref"), str):
+            yield node

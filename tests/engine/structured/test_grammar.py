@@ -1,6 +1,7 @@
 """What a schema says is enforced, or refused with the reason: never ignored."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
 from mlx_rq.engine.structured.enforceable import enforceable
 from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import Guidance
+from mlx_rq.engine.structured.references import circular
 from mlx_rq.engine.structured.unfolding import unfolded
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.validation import validate
@@ -373,6 +375,64 @@ def test_rewriting_ends(schema: Any) -> None:
     assert len(json.dumps(rewritten)) < 5 * len(json.dumps(schema)) + 5_000
 
 
+def row(step: Callable[[Any], Any], length: int = 1_000) -> Any:
+    """Schemas of which each refers to the next."""
+    steps = {str(n): step({"$ref": f"#/$defs/{n + 1}"}) for n in range(length)}
+    return {"$ref": "#/$defs/0", "$defs": {**steps, str(length): {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda next: {**next, "minLength": 1}, id="beside others"),
+        pytest.param(lambda next: {"allOf": [next], "properties": {"a": {}}}, id="merged"),
+        pytest.param(lambda next: {"oneOf": [next, {"type": "null"}]}, id="oneOf"),
+    ],
+)
+def test_references_that_are_too_much_to_look_through_are_refused_soon(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_rq.engine.structured.enforceable._MOST_STEPS", 10_000)
+    with at_most(15), pytest.raises(RequestError) as refused:
+        compiled(**json_schema(row(step, 400)))
+    assert str(refused.value) == (
+        "Invalid schema for response_format 'X': it refers to its own parts too often; make it "
+        "simpler."
+    )
+    parameters = {"type": "object", **row(step, 400)}
+    functions = [{"name": "g"}, {"name": "f", "strict": True, "parameters": parameters}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    with pytest.raises(RequestError) as refused:
+        compiled(tools=tools)
+    assert refused.value.param == "tools[1].function.parameters"
+
+
+def test_a_long_row_of_negations_is_rewritten_soon() -> None:
+    with at_most(25):
+        rewritten, _ = enforceable(row(lambda next: {"not": next}))
+    assert "not" not in rewritten["$defs"]["999"]
+
+
+@pytest.mark.parametrize(
+    ("schemas", "circles"),
+    [
+        ({"a": ["b"], "b": ["c"], "c": []}, ""),
+        ({"a": ["a"]}, "a"),
+        ({"a": ["b"], "b": ["c"], "c": ["b", "d"], "d": []}, "bc"),
+        ({"a": ["b", "c"], "b": ["a"], "c": ["d"], "d": ["c"]}, "abcd"),
+    ],
+)
+def test_references_that_lead_back_to_themselves_are_found(schemas: Any, circles: str) -> None:
+    root = {
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in schemas],
+        "$defs": {
+            name: {"items": [{"$ref": f"#/$defs/{one}"} for one in leads_to]}
+            for name, leads_to in schemas.items()
+        },
+    }
+    assert circular(root) == {f"#/$defs/{name}" for name in circles}
+
+
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_keyword_is_refused_with_the_reason(keyword: str) -> None:
     schema, reason = REFUSED[keyword]
@@ -465,11 +525,8 @@ def test_what_the_engine_makes_of_a_schema_is_foreseen(schema: Any, schemas: int
 
 def test_references_may_follow_one_another_in_a_long_row() -> None:
     """They would overflow the stack of a thread as it comes, which ends the program."""
-    steps = {str(n): {"properties": {"a": {"$ref": f"#/$defs/{n + 1}"}}} for n in range(1_000)}
-    schema = {"$ref": "#/$defs/0", "$defs": {**steps, "1000": {"type": "string"}}}
-    grammar = grammar_of(
-        validate("chat", {"messages": MESSAGES, "guided_json": schema}), MODEL_FORMAT, False
-    )
+    body = {"messages": MESSAGES, "guided_json": row(lambda next: {"properties": {"a": next}})}
+    grammar = grammar_of(validate("chat", body), MODEL_FORMAT, False)
     assert grammar is not None
     compilers = Compilers(GUIDANCE.compile, threads=1)
     assert compilers.submit(grammar).result().shortest is not None
