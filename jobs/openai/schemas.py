@@ -20,6 +20,8 @@ MAX_ENUM_VALUES = 10_000
 MAX_PROPERTIES = 5_000
 MAX_OPTIONAL_PROPERTIES = 1_000
 MAX_MULTIPLE = 10_000
+MAX_MULTIPLES = 100_000
+"""Of all multiples in a schema together: each has an automaton of its own."""
 _TOO_DEEP = f"it is nested more than {MAX_NESTING} levels deep."
 _ENDLESS = 10**30
 """Larger numbers are not told apart: none of them is near the cap."""
@@ -102,6 +104,12 @@ def _over_counts(text: str) -> str | None:
     if together > MAX_MULTIPLE:
         told = f"{together:,}" if together < _ENDLESS else "an endless number"
         return f"'multipleOf' comes to {told}; the limit is {MAX_MULTIPLE:,}."
+    multiples.discard(1)  # of schemas without one
+    if sum(multiples) > MAX_MULTIPLES:
+        return (
+            f"its different 'multipleOf' come to {sum(multiples):,} together; "
+            f"the limit is {MAX_MULTIPLES:,}."
+        )
     return None
 
 
