@@ -8,7 +8,6 @@ told: that only one of several alternatives fits, that many items differ.
 import copy
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,19 +16,12 @@ from typing import Any
 from mlx_rq.engine.structured import formats
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.negation import Document, disjoint, negated
+from mlx_rq.engine.structured.numbers import write_plainly
+from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled
 from mlx_rq.engine.structured.references import at_most_steps, target
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-_LARGEST = 9.2e18
-"""The engine counts integers in 64 bits."""
-_EXACT = 2**53
-_COUNTS = (
-    *("maxContains", "maxItems", "maxLength", "maxProperties"),
-    *("minContains", "minItems", "minLength", "minProperties"),
-)
-_UPPER = ("exclusiveMaximum", "maximum")
-_LOWER = ("exclusiveMinimum", "minimum")
 _ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
 _MOST_STEPS = 500_000
@@ -82,7 +74,7 @@ class _Rewriting:
         if "if" not in node:  # without which they say nothing
             node.pop("then", None)
             node.pop("else", None)
-        _plain_numbers(node)
+        write_plainly(node)
         for keyword, step in _STEPS.items():
             if keyword in node:
                 step(self, node)
@@ -159,8 +151,9 @@ class _Rewriting:
             return
         while isinstance(items, dict) and items.keys() == {"$ref"}:
             items = target(self._root, items["$ref"])
-        values = items.get("enum") if isinstance(items, dict) else None
-        if values and len(values) <= _MOST_UNIQUE and "prefixItems" not in node and most is None:
+        values: list[Any] = (items.get("enum") if isinstance(items, dict) else None) or []
+        few = values and len(values) <= _MOST_UNIQUE and not _repeated(values)
+        if few and "prefixItems" not in node and most is None:
             del node["uniqueItems"], node["items"]
             counts = range(node.pop("minItems", 0), len(values) + 1)
             arranged = [
@@ -207,7 +200,13 @@ class _Rewriting:
             (rest,), patterns = patterns.values(), {}
         if pattern is None or patterns or (node.get("properties") and rest is not False):
             return
+        named = node.get("properties", {})
+        try:
+            unfit = [name for name in named if not compiled(pattern).search(name, timeout=0.1)]
+        except (*NO_PATTERN, TimeoutError):
+            return
         del node["propertyNames"]
+        named |= dict.fromkeys(unfit, False)
         if rest is not False:
             node["patternProperties"] = {pattern: rest}
             node["additionalProperties"] = False
@@ -233,6 +232,10 @@ def _pattern_of(names: Any) -> str | None:
     if wanted.keys() <= {"minLength", "maxLength"}:
         return rf"^[\s\S]{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}}$"
     return None
+
+
+def _repeated(values: list[Any]) -> bool:
+    return any(one == other for one, other in itertools.combinations(values, 2))
 
 
 def _kinds(node: Schema) -> set[str]:
@@ -263,29 +266,6 @@ def _add(node: dict[str, Any], keyword: str | None, schema: Any) -> None:
         else:
             several = node.pop("allOf", [])
             node["allOf"] = [*several, schema]
-
-
-def _plain_numbers(node: dict[str, Any]) -> None:
-    """Writes numbers as the engine reads them: counts as integers, bounds as it can count them."""
-    for key in _COUNTS:
-        if isinstance(node.get(key), float) and node[key].is_integer():
-            node[key] = int(node[key])
-    for keys, way in ((_UPPER, -math.inf), (_LOWER, math.inf)):
-        for key in keys:
-            if isinstance(node.get(key), (int, float)) and not isinstance(node[key], bool):
-                node[key] = _bound(node[key], way)
-
-
-def _bound(value: float, inwards: float) -> float:
-    """Gives the same bound, or where the engine would round it, the next one inwards."""
-    outer = -math.copysign(_LARGEST, inwards)
-    if abs(value) > _LARGEST and (value > 0) == (outer > 0):
-        return outer
-    if isinstance(value, int) and abs(value) > _EXACT:
-        near = float(value)
-        beyond = near > value if inwards < 0 else near < value
-        return math.nextafter(near, inwards) if beyond else near
-    return value
 
 
 _STEPS: dict[str, Callable[[_Rewriting, dict[str, Any]], None]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import speaking
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 

@@ -302,6 +302,16 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1}, {}],
         [{"c": 1}],
     ),
+    "propertyNames of what is listed": (
+        {
+            **OBJECT,
+            "additionalProperties": False,
+            "properties": {"a": {}, "bc": {}},
+            "propertyNames": {"maxLength": 1},
+        },
+        [{"a": 1}, {}],
+        [{"a": 1, "bc": 1}, {"bc": 1}],
+    ),
     "64 bits": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5], [10**19]),
     "beyond 64 bits": ({"type": "number", "maximum": 2.0**64}, [10**18, -3], [3 * 10**19]),
     "beyond the exact": ({"type": "integer", "maximum": 2**53 + 1}, [2**53], [2**53 + 2]),
@@ -348,6 +358,10 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str]] = {
         "oneOf",
     ),
     "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "uniqueItems of an enum that repeats itself": (
+        {"type": "array", "items": {"enum": ["x", "x"]}, "uniqueItems": True},
+        "uniqueItems",
+    ),
     "format": ({"type": "string", "format": "telephone"}, "telephone"),
 }
 
