@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from mlx_rq.engine.structured import formats
+from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.negation import Document, disjoint, negated
 from mlx_rq.engine.structured.numbers import write_plainly
@@ -54,6 +55,7 @@ def _rewritten(text: str, close: bool) -> tuple[dict[str, Any], list[str]]:
         copied = copy.deepcopy(root)
         for node in subschemas(copied):
             rewriting.rewrite(node)
+        copied = without_circles(copied)
     return copied, list(dict.fromkeys(rewriting.notes))
 
 

@@ -32,6 +32,7 @@ _TOO_MANY = (
     f"its alternatives multiply to more than {MOST_UNFOLDED:,} schemas ('anyOf' in 'allOf', "
     "conditions, dependencies); make it simpler."
 )
+_CIRCLE = "circular references with sibling keys"
 _QUOTED = re.compile(r"\d+ \|")
 """How a line of the grammar looks that the engine quotes in a message."""
 
@@ -156,6 +157,11 @@ def _plain(message: str) -> str:
     """Takes the engine's message out of its frame: the place, and the grammar that it quotes."""
     if "NoExtension" in message:
         return "no value can satisfy it."
+    if _CIRCLE in message:
+        return (
+            "a '$ref' leads back to itself, and other keywords apply to the same value; write "
+            "what applies to it as one schema."
+        )
     lines = [line.strip() for line in message.partition("<backtrace>")[0].splitlines()]
     wanted = [line for line in lines if line.strip("^") and not _QUOTED.match(line)]
     text = " ".join(wanted)

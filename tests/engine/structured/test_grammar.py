@@ -232,6 +232,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "foreign $ref": ({"$ref": "https://example.com/schema.json"}, "example.com"),
     "missing $ref": ({"$ref": "#/$defs/missing"}, "/$defs/missing"),
     "$ref to itself": ({"$ref": "#"}, "no value can satisfy it"),
+    "$ref to itself beside others": (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a", "minLength": 1}}},
+        "leads back to itself",
+    ),
+    "properties that are merged in a circle": (
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {
+                "a": {
+                    "allOf": [{"$ref": "#/$defs/b"}, {"properties": {"x": {"minProperties": 1}}}]
+                },
+                "b": {"properties": {"x": {"$ref": "#/$defs/a"}}},
+            },
+        },
+        "leads back to itself",
+    ),
     "unknown type": ({"type": "text"}, "'text' is not valid"),
     "wrong keyword value": ({"type": "integer", "minimum": "3"}, "is not of type 'number'"),
 }
@@ -250,6 +266,14 @@ def test_keyword_is_enforced(keyword: str) -> None:
 A, B = ({**OBJECT, "properties": {"t": {"const": name}}, "required": ["t"]} for name in "ab")
 OPEN = {**OBJECT, "additionalProperties": True}
 # Keyword: a schema that is enforced in other words, what fits it, what does not.
+NODE = "#/$defs/node"
+
+
+def node(next: Any) -> dict[str, Any]:
+    """An object with a value, and a next one."""
+    return {**OBJECT, "properties": {"v": {"type": "integer"}, "next": next}}
+
+
 REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "not type": ({"not": {"type": ["string", "null"]}}, [1, [], True], ["a", None]),
     "not const": ({"type": "string", "not": {"const": "ab"}}, ["a", "abc", "", "b"], ["ab", 1]),
@@ -301,6 +325,43 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {**OPEN, "propertyNames": {"pattern": "^[ab]$"}},
         [{"a": 1}, {}],
         [{"c": 1}],
+    ),
+    "$ref beside others, in a circle": (
+        {"$ref": "#/$defs/node", "$defs": {"node": node({"$ref": NODE, "required": ["v"]})}},
+        [{}, {"v": 1}, {"next": {"v": 1, "next": {"v": 2}}}],
+        [{"next": {}}, {"next": {"v": 1, "next": {}}}, {"next": {"v": "x"}}],
+    ),
+    "$ref before others, in a circle": (
+        {"$ref": "#/$defs/node", "$defs": {"node": node({"required": ["next"], "$ref": NODE})}},
+        [{}, {"v": 1}],
+        [{"next": {}}, {"next": {"v": 1}}, {"next": {"next": {}}}],
+    ),
+    "allOf in a circle": (
+        {
+            "$ref": NODE,
+            "$defs": {
+                "node": node({"allOf": [{"$ref": NODE}, {"$ref": "#/$defs/more"}]}),
+                "more": {"properties": {"w": {"type": "null"}}, "required": ["w"]},
+            },
+        },
+        [{"v": 1}, {"next": {"v": 1, "w": None}}, {"next": {"next": {"w": None}, "w": None}}],
+        [{"next": {"v": 1}}, {"next": {"next": {"v": 1}, "w": None}}],
+    ),
+    "two in a circle": (
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {
+                "a": node({"$ref": "#/$defs/b", "required": ["v"]}),
+                "b": node({"$ref": "#/$defs/a", "required": ["v"]}),
+            },
+        },
+        [{}, {"next": {"v": 1}}, {"next": {"v": 1, "next": {"v": 2}}}],
+        [{"next": {}}, {"next": {"v": 1, "next": {}}}],
+    ),
+    "the whole in a circle": (
+        {**OBJECT, "properties": {"next": {"$ref": "#", "type": ["object", "null"]}}},
+        [{}, {"next": {"next": {}}}],
+        [{"next": None}, {"next": 1}],
     ),
     "propertyNames of what is listed": (
         {
