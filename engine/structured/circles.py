@@ -9,10 +9,18 @@ the place of the reference, what is merged refers to itself by nothing but its n
 import copy
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from mlx_rq.engine.structured.negation import ANNOTATIONS
-from mlx_rq.engine.structured.references import IN_PLACE, circular, has_one_base, target
+from mlx_rq.engine.structured.references import (
+    IN_PLACE,
+    TooManySteps,
+    circular,
+    has_one_base,
+    looked_at,
+    target,
+)
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _MERGED = "mlx-rq-merged-"
@@ -30,8 +38,11 @@ def without_circles(root: dict[str, Any]) -> dict[str, Any]:
     circles = circular(root)
     if not circles or not has_one_base(root):
         return root
-    writing = _Writing(root, circles)
-    return writing.done() if writing.wanted else root
+    try:
+        writing = _Writing(root, circles)
+        return writing.done() if writing.wanted else root
+    except (TooManySteps, RecursionError):
+        return root
 
 
 class _Writing:
@@ -43,13 +54,11 @@ class _Writing:
         self._names: dict[str, str] = {}
         self._named: dict[str, Any] = {}
         self._copied = 0
-        led_to = {reference: self._led_to(reference) for reference in circles}
+        led_to = cache(self._led_to)
         self.wanted = {
             json.dumps(node)
             for node in subschemas(root)
-            if _merges(node)
-            for reference in self._merged(node)
-            if id(node) in led_to[reference]
+            if _merges(node) and any(id(node) in led_to(one) for one in self._merged(node))
         }
 
     def done(self) -> dict[str, Any]:
@@ -63,7 +72,7 @@ class _Writing:
         """Finds the schemas that a reference leads to, by other references too."""
         todo, followed, found = [reference], {reference}, set()
         while todo:
-            for node in subschemas(target(self._root, todo.pop())):
+            for node in looked_at(target(self._root, todo.pop())):
                 found.add(id(node))
                 inner = node.get("$ref")
                 if isinstance(inner, str) and inner not in followed:

@@ -95,6 +95,14 @@ def parts_of(root: Schema, schema: Any, *, sure: bool = False) -> Iterator[dict[
                 todo += node[key].values() if isinstance(node.get(key), dict) else ()
 
 
+def looked_at(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yields a schema and every schema within it, each a step."""
+    left = _steps_left.get()
+    for node in subschemas(schema):
+        _step(left)
+        yield node
+
+
 def circular(root: Schema) -> set[str]:
     """Finds the references of a document that lead back to themselves, or lie between such."""
     onward = {
@@ -117,8 +125,4 @@ def circular(root: Schema) -> set[str]:
 
 
 def _referring(schema: Any) -> Iterator[dict[str, Any]]:
-    left = _steps_left.get()
-    for node in subschemas(schema):
-        _step(left)
-        if isinstance(node.get("$ref"), str):
-            yield node
+    return (node for node in looked_at(schema) if isinstance(node.get("$ref"), str))
