@@ -127,6 +127,8 @@ class Guidance:
         """Finds the part that does not compile by itself; the first where all of them do."""
         tokenizer, closer = self.set_up()
         for index, part in enumerate(grammar.parts):
+            if part.lark == grammar.lark:  # it is this part that was compiled
+                return GrammarFault(index, _plain(str(error)))
             try:
                 closer.shortest_end(_matcher(tokenizer, part.lark))
             except ValueError as fault:
