@@ -28,6 +28,9 @@ _logger = logging.getLogger(__name__)
 _LONGEST_EXIT = 10.0
 """Seconds that the end of the program waits for grammars that are being compiled."""
 
+_AT_WORK = 0.5
+"""Seconds of CPU in that time by which a thread is told from one that only waits."""
+
 _STACK = 256 * 1024 * 1024
 """Of a thread, only what is used of it: the engine follows references one within the other, and a
 row of them as long as a schema may be takes 64 MB. What a thread has else would end the program.
@@ -156,7 +159,7 @@ class Compilers:
             run.ended.wait(max(0.0, until - time.monotonic()))
         with self._lock:
             open_ones = [run for run in running if not run.ended.is_set()]
-            return any(run.cpu() > running[run] for run in open_ones)
+            return any(run.cpu() - running[run] >= _AT_WORK for run in open_ones)
 
     def close(self) -> None:
         """Has the threads end, once they are through with what they compile."""
