@@ -15,8 +15,12 @@
 --                                                 below 0 where more were dropped than were known;
 --                                                 `missing`: of those that were dropped, how many
 --                                                 had no job; `lost`, `lost_at`: how many jobs were
---                                                 gone when their turn came, and when it was seen
+--                                                 gone when their turn came, and when it was seen;
+--                                                 `credit`, `met`: which newcomers may go, and
+--                                                 how many (`claim_walk.lua`)
 --   mlx-rq:backlog-returned:<queue>  list         jobs that were given back, which go first
+--   mlx-rq:backlog-newcomers:<queue> list         jobs that began like nothing that waited when they
+--                                                 came, which do not wait for their turn
 --
 -- A member whose job does not wait any more (cancelled, taken by RQ's own means) is left, and dropped
 -- when it is met.
@@ -28,14 +32,45 @@ local function backlog_of(list)
     next = 'mlx-rq:backlog-next:' .. name,
     state = 'mlx-rq:backlog-state:' .. name,
     returned = 'mlx-rq:backlog-returned:' .. name,
+    newcomers = 'mlx-rq:backlog-newcomers:' .. name,
   }
 end
 
 -- No list of Redis is longer.
 local MOST = 2 ^ 32
+-- Characters of a path for each level, and of one that has no point within the text.
+local LEVEL, WITHOUT_POINT = 4, 8
+-- Newcomers that are known at once, at most; older ones have their turn like all others.
+local NEWCOMERS_KEPT = 4096
 
 local function member_of(path, job_id)
   return (string.match(path, '^%x+$') or '') .. ':' .. job_id
+end
+
+-- What a member shares with those that are to be computed together with it: its path without the
+-- level that is of the whole text, or all of it where the text is short.
+local function group_of(member)
+  local path = string.match(member, '^%x*')
+  return #path > WITHOUT_POINT and string.sub(path, 1, #path - LEVEL) or path
+end
+
+-- The members that begin like one, of both rounds, up to so many of each.
+local function alike(backlog, member, most)
+  local group, found = group_of(member), {}
+  for _, round in ipairs({backlog.round, backlog.next}) do
+    local members = attempt(
+      'ZRANGE', round, '[' .. group, '(' .. group .. '\255', 'BYLEX', 'LIMIT', 0, most)
+    for _, one in ipairs(members or {}) do found[#found + 1] = one end
+  end
+  return found
+end
+
+-- Notes that a job, which has not joined yet, is a newcomer, if nothing that waits begins like it.
+local function welcome(list, path, job_id)
+  local backlog = backlog_of(list)
+  if #alike(backlog, member_of(path, job_id), 1) > 0 then return end
+  write('RPUSH', backlog.newcomers, job_id)
+  redis.call('LTRIM', backlog.newcomers, -NEWCOMERS_KEPT, -1)
 end
 
 -- Notes that jobs were lost: evicted, or deleted by hand.
@@ -127,7 +162,7 @@ local function settle(list)
   local state = backlog_of(list).state
   local counts = attempt('HMGET', state, 'stale', 'missing') or {}
   local stale, missing = whole(counts[1], -MOST, MOST) or 0, whole(counts[2], 0, MOST) or 0
-  local lost = math.min(missing, -stale)
+  local lost = math.max(0, math.min(missing, -stale))
   count_lost(list, lost)
   if counts[1] or counts[2] then attempt('HDEL', state, 'stale', 'missing') end
   return lost

@@ -25,6 +25,8 @@ local coming_jobs, coming_bytes, admitted = tonumber(ARGV[5]), tonumber(ARGV[6])
 local job_prefix, kept, submission = ARGV[8], ARGV[9], ARGV[10]
 local FIRST_GROUP = 11
 local PER_JOB = 8
+-- Jobs that are submitted together and may be newcomers all the same; more of them are bulk work.
+local FEW = 64
 
 local function read_groups()
   local groups, at = {}, FIRST_GROUP
@@ -108,6 +110,7 @@ if not admitted and #new > 0 and limited then
 end
 if submission ~= '' and limited then reserve(submission, coming_jobs, coming_bytes) end
 
+local are_few = #jobs <= FEW and coming_jobs == 0 and not admitted
 local rung = {}
 for _, job in ipairs(new) do
   local group = job.group
@@ -119,6 +122,7 @@ for _, job in ipairs(new) do
     mend(list, job_prefix)
     redis.call('RPUSH', list, job.id)
   end
+  if are_few then welcome(list, job.path, job.id) end
   join(list, job.path, job.id, job_prefix)
   if job.record ~= '' then
     write('HSET', job.record, 'job', job.id, 'body', job.body)

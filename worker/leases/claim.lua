@@ -149,8 +149,13 @@ local function take(queue, list, registry)
     -- What the walk leaves of a list is stale, or of RQ's own making.
     return walk(queue, list, registry) or take_in_order(queue, list, registry)
   end
-  if not first then return false end -- nothing waits there, or what is there is no list
-  redis.call('DEL', backlog_of(list).returned) -- what it holds is first in the list, too
+  local backlog = backlog_of(list)
+  redis.call('DEL', backlog.returned) -- what it holds is first in the list, too
+  if not first then -- nothing waits there, or what is there is no list
+    redis.call('DEL', backlog.newcomers)
+    return false
+  end
+  attempt('LTRIM', backlog.newcomers, -SHORT, -1)
   if first.suspect or given.alone and entries <= given.limit - #claimed then
     return take_in_order(queue, list, registry)
   end

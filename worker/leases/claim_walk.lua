@@ -1,20 +1,15 @@
 -- Claims out of a long backlog: in the order of the prefix tree, from where the worker is.
 
--- One place in so many of a claim goes, at most, to jobs that came last and begin like no other.
+-- One place in so many goes, at most, to newcomers.
 local NEWCOMERS = 8
+-- Jobs that wait and begin alike, up to which they are newcomers, all of them or none.
+local FEW = 8
+-- Entries that one claim looks at, at most, for newcomers that still wait.
+local MET = 256
 -- Entries of the list that each claim looks at, for jobs that RQ's own means have put there.
 local LOOKED_AT = 64
 -- Members that one claim meets, at most, whose jobs do not wait any more.
 local DROPPED = 4096
--- Characters of a path for each level, and of one that has no point within the text.
-local LEVEL, WITHOUT_POINT = 4, 8
-
--- What a member shares with those that are to be computed together with it: its path without the
--- level that is of the whole text, or all of it where the text is short.
-local function group_of(member)
-  local path = string.match(member, '^%x*')
-  return #path > WITHOUT_POINT and string.sub(path, 1, #path - LEVEL) or path
-end
 
 local function members_after(round, from, count)
   local least = from == '' and '-' or '(' .. from
@@ -100,24 +95,53 @@ local function take_returned(queue, list, registry, backlog)
   end
 end
 
--- Takes what came last and begins like no other that waits: nothing is computed twice for it, and
--- it need not wait for its turn in a long round.
-local function take_newcomers(queue, list, registry, backlog)
-  local share = math.max(1, math.floor(given.limit / NEWCOMERS))
-  local most = math.min(given.limit, #claimed + share)
-  local newest = redis.call('LRANGE', list, -share, -1)
-  for number = #newest, 1, -1 do
-    if has_enough() or #claimed >= most then return end
-    local job = waiting(list, newest[number])
-    if job and not job.suspect then
-      local group, alike = group_of(member_of(job.path, job.id)), 0
-      for _, round in ipairs({backlog.round, backlog.next}) do
-        alike = alike + #redis.call(
-          'ZRANGEBYLEX', round, '[' .. group, '(' .. group .. '\255', 'LIMIT', 0, 2)
-      end
-      if alike == 1 then claim(queue, registry, job) end
+-- Takes that newcomer off their list which has waited for the longest time, or the newest one.
+local function next_newcomer(backlog, newest)
+  local job_id = attempt('LINDEX', backlog.newcomers, newest and -1 or 0)
+  if job_id then
+    redis.call('LTRIM', backlog.newcomers, newest and 0 or 1, newest and -2 or -1)
+  end
+  return job_id
+end
+
+-- Takes the few that wait and begin like a newcomer, and the newcomer itself; where there is not
+-- room for all, one of the others is the newcomer of the next claim. Returns how many it took.
+local function take_few(queue, list, registry, backlog, newcomer, newest)
+  local before = #claimed
+  local members = alike(backlog, member_of(newcomer.path, newcomer.id), FEW + 1)
+  if #members > FEW then return 0 end
+  for _, member in ipairs(members) do
+    local job = waiting(list, string.match(member, ':([%w_-]+)$') or '')
+    if job and has_enough() then
+      write(newest and 'RPUSH' or 'LPUSH', backlog.newcomers, job.id)
+      break
+    elseif job and not job.suspect then
+      claim(queue, registry, job)
     end
   end
+  return #claimed - before
+end
+
+-- Takes newcomers, each with what begins like it: nothing is computed twice for them, and they need
+-- not wait for their turn in a long round. The oldest and the newest go in turn, so that neither has
+-- to wait for all the others. Each job that is claimed gives one credit, a newcomer costs `NEWCOMERS`.
+local function take_newcomers(queue, list, registry, backlog)
+  local most = math.max(NEWCOMERS, given.limit)
+  local known = attempt('HMGET', backlog.state, 'credit', 'met') or {}
+  local credit = math.min(whole(known[1], -MOST, MOST) or most, most)
+  local met = whole(known[2], 0, 1) or 0
+  local last = met + MET
+  while credit >= NEWCOMERS and met < last and not has_enough() do
+    local newest = met % 2 == 1
+    local job_id = next_newcomer(backlog, newest)
+    if not job_id then break end
+    met = met + 1
+    local job = waiting(list, job_id)
+    if job and not job.suspect then
+      credit = credit - NEWCOMERS * take_few(queue, list, registry, backlog, job, newest)
+    end
+  end
+  write('HSET', backlog.state, 'credit', credit, 'met', met % 2)
 end
 
 -- Lets jobs join that only RQ's list knows, a piece of the list at each claim.
@@ -170,6 +194,7 @@ local function walk(queue, list, registry)
     end
   end
   write('HSET', backlog.state, 'at ' .. given.worker, from)
+  add('HINCRBY', backlog.state, 'credit', #claimed - before)
   count_stale(list, #claimed - before)
   return stopped
 end

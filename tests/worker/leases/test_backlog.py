@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from redis import Redis
 from rq import Queue
+from rq.job import Job as RQJob
 
 from mlx_rq import Job, submit, submit_many
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.backlog import waiting_in
+from mlx_rq.jobs.queue.backlog import lost_from, waiting_in
 from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_payload
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
@@ -124,6 +125,68 @@ def test_a_lone_job_that_comes_in_the_middle_is_taken_with_the_next_claim(
     assert {lone.id, own.id} <= set(taken)
 
 
+def places_of(lone: list[Job], claims: Claims, limit: int, most: int) -> list[int]:
+    """Of each of some jobs, how many claims were made before the one that took it."""
+    ids = {job.id for job in lone}
+    places: list[int] = []
+    for number in range(most):
+        places += [number for job in claims.take(limit) if job.id in ids]
+    return places
+
+
+class TestLoneJobsAmongBulk:
+    """Each is claimed soon, whatever came before and after it, and bulk work keeps its share."""
+
+    @pytest.fixture
+    def claims(self, redis_url: str, connection: Redis) -> Claims:
+        submit_many(body for _, body in shuffled(documents=80, questions=8))
+        claims = claims_of(connection)
+        claims.take(16)
+        return claims
+
+    @staticmethod
+    def ask(text: str) -> Job:
+        return submit(messages=[{"role": "user", "content": text}])
+
+    def test_as_many_as_come(self, claims: Claims) -> None:
+        lone = [self.ask(f"What is {number}?") for number in range(40)]
+        assert places_of(lone, claims, limit=16, most=20) == [n for n in range(20) for _ in "12"]
+
+    @pytest.mark.parametrize("limit", [1, 16, 256])
+    def test_though_more_bulk_work_comes(self, claims: Claims, limit: int) -> None:
+        lone = [self.ask("What is the time?")]
+        submit_many(question(1000 + number // 4, number % 4) for number in range(40))
+        assert places_of(lone, claims, limit, most=2) == [0]
+
+    def test_two_of_the_same_go_together(self, claims: Claims) -> None:
+        lone = [self.ask("What is the time?"), self.ask("What is the time?")]
+        assert places_of(lone, claims, limit=16, most=1) == [0, 0]
+
+    def test_one_that_there_was_no_room_for_goes_with_the_next_claim(self, claims: Claims) -> None:
+        lone = [self.ask("What is the time?"), self.ask("What is the time?")]
+        assert places_of(lone, claims, limit=1, most=9) == [0, 8]
+
+    def test_the_newest_does_not_wait_for_all_that_came_alone(self, claims: Claims) -> None:
+        for number in range(40):
+            self.ask(f"What is {number}?")
+        assert places_of([self.ask("What is the time?")], claims, limit=16, most=2) == [0]
+
+    def test_one_that_was_cancelled_is_in_nobodys_way(self, claims: Claims) -> None:
+        for number in range(40):
+            self.ask(f"What is {number}?").cancel()
+        assert places_of([self.ask("What is the time?")], claims, limit=16, most=1) == [0]
+
+    def test_they_get_an_eighth_however_little_is_claimed_at_once(self, claims: Claims) -> None:
+        lone = [self.ask(f"What is {number}?") for number in range(40)]
+        assert places_of(lone, claims, limit=1, most=32) == [0, 8, 16, 24]
+
+    def test_what_has_become_many_is_no_newcomer(self, claims: Claims) -> None:
+        first = submit(**question(1000, 0))
+        submit_many(question(1000, number) for number in range(1, 9))
+        submit_many(question(2000 + number, 0) for number in range(100))
+        assert places_of([first], claims, limit=16, most=1) == []
+
+
 def test_what_comes_after_a_round_has_closed_waits_for_the_next(
     redis_url: str, connection: Redis
 ) -> None:
@@ -227,6 +290,20 @@ def test_a_queue_that_rq_has_emptied_is_counted_afresh(redis_url: str, connectio
     more = submit_many(question(d, 0) for d in range(5))
     assert waiting_in(connection, [QUEUE]) == [5]
     assert {job.id for job in claims.take(WINDOW)} == {job.id for job in more}
+    assert lost_from(connection, [QUEUE])[0].jobs == 0
+    gone = submit_many(question(d, 0) for d in range(5))[:3]
+    connection.delete(*(RQJob.key_for(job.id) for job in gone))
+    assert len(drain(claims)) == 2
+    assert lost_from(connection, [QUEUE])[0].jobs == 3
+
+
+def test_a_job_that_rq_took_off_its_list_is_none_that_was_lost(
+    redis_url: str, connection: Redis
+) -> None:
+    jobs = submit_many(body for _, body in shuffled(documents=40, questions=8))
+    Queue(QUEUE, connection=connection, serializer=SERIALIZER).remove(jobs[300].id)
+    assert len(drain(claims_of(connection))) == 320  # see docs/order.md
+    assert lost_from(connection, [QUEUE])[0].jobs == 0
 
 
 def test_rqs_list_is_empty_once_all_is_taken(redis_url: str, connection: Redis) -> None:
@@ -240,11 +317,11 @@ def test_rqs_list_is_empty_once_all_is_taken(redis_url: str, connection: Redis) 
     assert connection.exists(f"mlx-rq:backlog:{QUEUE}", f"mlx-rq:backlog-next:{QUEUE}") == 0
 
 
-@pytest.mark.parametrize("name", ["backlog", "backlog-next", "backlog-state", "backlog-returned"])
+@pytest.mark.parametrize("name", ["", "-next", "-state", "-returned", "-newcomers"])
 def test_a_key_of_another_type_is_no_end(redis_url: str, connection: Redis, name: str) -> None:
     jobs = submit_many(body for _, body in shuffled(documents=150, questions=8))
-    connection.delete(f"mlx-rq:{name}:{QUEUE}")
-    connection.set(f"mlx-rq:{name}:{QUEUE}", "something else")
+    connection.delete(f"mlx-rq:backlog{name}:{QUEUE}")
+    connection.set(f"mlx-rq:backlog{name}:{QUEUE}", "something else")
 
     assert {job.id for job in drain(claims_of(connection))} == {job.id for job in jobs}
 
