@@ -12,6 +12,8 @@ when a third of the jobs has ended: `lone` is how many jobs ended before it from
 With `--plain`, each run is made again by workers that know of no prefix; `cpu` is the processor
 time of the ones for that of the others. Where nothing is shared, that is what looking for prefixes
 costs.
+
+With `--claims 100000`, what such a backlog costs Redis, without workers (`claims.py`).
 """
 
 import argparse
@@ -31,6 +33,8 @@ from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "engine")]
 
+from claims import measure as measure_claims  # noqa: E402
+from claims import told as told_claims  # noqa: E402
 from redis import Redis  # noqa: E402
 from tiny import tiny_model  # noqa: E402
 
@@ -213,8 +217,14 @@ def main() -> None:
     parser.add_argument("--orders", nargs="+", default=["shuffled", "sorted", "files", "unshared"])
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--claims", type=int, nargs="+", metavar="JOBS")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    for jobs in arguments.claims or ():
+        costs = measure_claims(jobs)
+        print(json.dumps(costs._asdict()) if arguments.json else told_claims(costs), flush=True)
+    if arguments.claims:
+        return
     for order in arguments.orders:
         bodies = backlog(order, arguments.documents, arguments.questions)
         for workers in arguments.workers:

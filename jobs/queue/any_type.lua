@@ -52,3 +52,8 @@ local function is_settled(status)
   return SETTLED[status] == true
 end
 
+-- Whether a job of that status waits.
+local function waits(status)
+  return status and status ~= 'started' and not is_settled(status)
+end
+

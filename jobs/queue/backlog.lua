@@ -22,17 +22,22 @@
 --   mlx-rq:backlog-newcomers:<queue> list         jobs that began like nothing that waited when they
 --                                                 came, which do not wait for their turn
 --
+--   mlx-rq:backlog-unlisted:<queue>, backlog-unlisted-next: what `claim_mend.lua` has set aside
+--
 -- A member whose job does not wait any more (cancelled, taken by RQ's own means) is left, and dropped
 -- when it is met.
 
 local function backlog_of(list)
   local name = string.match(list, 'mlx%-rq:.*$') or list
+  local round, next_round = 'mlx-rq:backlog:' .. name, 'mlx-rq:backlog-next:' .. name
   return {
-    round = 'mlx-rq:backlog:' .. name,
-    next = 'mlx-rq:backlog-next:' .. name,
+    round = round,
+    next = next_round,
+    rounds = {round, next_round},
     state = 'mlx-rq:backlog-state:' .. name,
     returned = 'mlx-rq:backlog-returned:' .. name,
     newcomers = 'mlx-rq:backlog-newcomers:' .. name,
+    unlisted = {'mlx-rq:backlog-unlisted:' .. name, 'mlx-rq:backlog-unlisted-next:' .. name},
   }
 end
 
@@ -40,6 +45,8 @@ end
 local MOST = 2 ^ 32
 -- Characters of a path for each level, and of one that has no point within the text.
 local LEVEL, WITHOUT_POINT = 4, 8
+-- Entries and members that one script looks at, at most, to mend what was lost.
+local PIECE = 500
 -- Newcomers that are known at once, at most; older ones have their turn like all others.
 local NEWCOMERS_KEPT = 4096
 
@@ -57,7 +64,7 @@ end
 -- The members that begin like one, of both rounds, up to so many of each.
 local function alike(backlog, member, most)
   local group, found = group_of(member), {}
-  for _, round in ipairs({backlog.round, backlog.next}) do
+  for _, round in ipairs(backlog.rounds) do
     local members = attempt(
       'ZRANGE', round, '[' .. group, '(' .. group .. '\255', 'BYLEX', 'LIMIT', 0, most)
     for _, one in ipairs(members or {}) do found[#found + 1] = one end
@@ -81,59 +88,68 @@ local function count_lost(list, jobs)
   redis.call('HSET', state, 'lost_at', math.floor(seconds()))
 end
 
--- Makes the backlog anew of RQ's list, where it is lost or holds another type: each may be lost, and
--- then the other one has to hold everything. Where no job `waits` in the list, there is nothing to
--- look through it for, however long it is.
-local function mend_backlog(list, job_prefix, waits)
-  local backlog, damaged = backlog_of(list), false
-  for _, round in ipairs({backlog.round, backlog.next}) do
-    if attempt('ZCARD', round) == false then
-      redis.call('DEL', round)
-      damaged = true
-    end
-  end
-  if not waits then return end
-  if not damaged and redis.call('EXISTS', backlog.round, backlog.next) > 0 then return end
-  for _, job_id in ipairs(attempt('LRANGE', list, 0, -1) or {}) do
+-- Lets jobs that only RQ's list knows join the next round: those of a piece of it.
+local function adopt(list, job_prefix, from, entries)
+  local backlog = backlog_of(list)
+  for _, job_id in ipairs(attempt('LRANGE', list, from, from + entries - 1) or {}) do
     local is_id = string.match(job_id, '^[%w_-]+$')
     local record = is_id and attempt('HMGET', job_prefix .. job_id, 'status', 'meta')
-    if record and record[1] == 'queued' then
+    if record and waits(record[1]) then
       local decoded, meta = pcall(cjson.decode, record[2] or '')
       local path = decoded and type(meta) == 'table' and type(meta.path) == 'string' and meta.path
-      redis.call('ZADD', backlog.next, 0, member_of(path or '', job_id))
+      local member = member_of(path or '', job_id)
+      local known = attempt('ZSCORE', backlog.round, member)
+        or attempt('ZSCORE', backlog.next, member)
+      if not known then write('ZADD', backlog.next, 0, member) end
     end
   end
 end
 
--- Makes a list anew that is lost, or holds another type: of what waits in the backlog, the oldest
--- first. What waits no more is taken out of the backlog, so that this is not done again in vain.
--- Returns the ids of the jobs that are gone, where the list was lost with them.
-local function mend(list, job_prefix)
-  local backlog, jobs, gone = backlog_of(list), {}, {}
-  local entries = attempt('LLEN', list)
-  if entries and (entries > 0 or redis.call('EXISTS', backlog.round, backlog.next) == 0) then
-    return gone
+-- Counts the members of some sorted sets; what of another type is in their place makes room.
+local function members_in(sets)
+  local members = 0
+  for _, set in ipairs(sets) do
+    local count = attempt('ZCARD', set)
+    if not count then redis.call('DEL', set) end
+    members = members + (count or 0)
   end
-  redis.call('DEL', list)
-  for _, round in ipairs({backlog.round, backlog.next}) do
-    for _, member in ipairs(attempt('ZRANGE', round, 0, -1) or {}) do
-      local job_id = string.match(member, ':([%w_-]+)$')
+  return members
+end
+
+-- Looks at the first members of some sorted sets. Returns the jobs of them that wait, the oldest
+-- first, each with its path, the ids of those that are gone, and how many there were of each set.
+local function piece_of(sets, job_prefix)
+  local jobs, gone, looked_at, left = {}, {}, {}, PIECE
+  for number, set in ipairs(sets) do
+    local members = left > 0 and attempt('ZRANGE', set, 0, left - 1) or {}
+    for _, member in ipairs(members) do
+      local path, job_id = string.match(member, '^(%x*):([%w_-]+)$')
       local record = job_id and attempt('HMGET', job_prefix .. job_id, 'status', 'enqueued_at')
-      if record and record[1] == 'queued' then
-        jobs[#jobs + 1] = {record[2] or '', job_id}
-      else
-        redis.call('ZREM', round, member)
-        local exists = job_id and redis.call('EXISTS', job_prefix .. job_id)
-        if exists == 0 then gone[#gone + 1] = job_id end
+      if record and waits(record[1]) then
+        jobs[#jobs + 1] = {id = job_id, path = path, time = record[2] or ''}
+      elseif job_id and redis.call('EXISTS', job_prefix .. job_id) == 0 then
+        gone[#gone + 1] = job_id
       end
     end
+    looked_at[number] = #members
+    left = left - #members
   end
-  table.sort(jobs, function(one, other) return one[1] < other[1] end)
-  for _, job in ipairs(jobs) do redis.call('RPUSH', list, job[2]) end
-  if entries and #jobs == 0 then return {} end -- it was only empty
-  attempt('HDEL', backlog.state, 'stale', 'missing')
-  count_lost(list, #gone)
-  return gone
+  table.sort(jobs, function(one, other) return one.time < other.time end)
+  return jobs, gone, looked_at
+end
+
+-- Puts a job into RQ's list. Where that holds another type, it is made anew of what waits in the
+-- backlog; if that is much, the next claim does it (`claim_mend.lua`).
+local function push(command, list, job_id, job_prefix)
+  if attempt(command, list, job_id) then return end
+  redis.call('DEL', list)
+  local backlog = backlog_of(list)
+  if members_in(backlog.rounds) <= PIECE then
+    for _, job in ipairs(piece_of(backlog.rounds, job_prefix)) do
+      redis.call('RPUSH', list, job.id)
+    end
+  end
+  redis.call(command, list, job_id)
 end
 
 -- How many jobs wait: the entries of RQ's list, less those that were taken out of its middle.
@@ -174,7 +190,8 @@ local function join(list, path, job_id, job_prefix)
   local closes = tonumber(attempt('HGET', backlog.state, 'closes') or '')
   local round = closes and seconds() < closes and backlog.round or backlog.next
   if attempt('ZADD', round, 0, member_of(path, job_id)) == false then
-    mend_backlog(list, job_prefix, true)
+    redis.call('DEL', round)
+    adopt(list, job_prefix, 0, PIECE)
     redis.call('ZADD', round, 0, member_of(path, job_id))
   end
 end

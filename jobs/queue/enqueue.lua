@@ -118,10 +118,7 @@ for _, job in ipairs(new) do
   local meta = job.meta .. string.format(',"submitted_at":%.6f}', seconds())
   redis.call('HSET', job_prefix .. job.id, 'data', job.data, 'meta', meta,
     'enqueued_at', job.time, unpack(ARGV, group.first, group.last))
-  if not attempt('RPUSH', list, job.id) then
-    mend(list, job_prefix)
-    redis.call('RPUSH', list, job.id)
-  end
+  push('RPUSH', list, job.id, job_prefix)
   if are_few then welcome(list, job.path, job.id) end
   join(list, job.path, job.id, job_prefix)
   if job.record ~= '' then

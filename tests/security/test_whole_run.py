@@ -32,7 +32,7 @@ QUEUE = ("any_type", "clock", "backlog", "ended", "finish")
 
 PRODUCER = (*QUEUE, "enqueue", "cancel", "reserve", "sweep", "fetched")
 
-LEASES = ("lease", "name", "renew", "claim_job", "claim_walk", "claim", "give_back")
+LEASES = ("lease", "name", "renew", "claim_job", "claim_mend", "claim_walk", "claim", "give_back")
 
 SCRIPTS = {
     "producer": [f"jobs/queue/{name}.lua" for name in PRODUCER],
@@ -47,7 +47,7 @@ SCRIPTS = {
 }
 """What each part runs inside Redis."""
 
-CALLED = r"(?:redis\.call|attempt|write|add)\('(\w+)'"
+CALLED = r"(?:redis\.call|attempt|write|add|push)\('(\w+)'"
 """How a command stands in a script."""
 
 CLIENTS = ("openai", "httpx", "httpcore", "asyncio")

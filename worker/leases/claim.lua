@@ -18,15 +18,14 @@
 --
 -- KEYS: for each queue its list and its StartedJobRegistry, then the worker's set of executions.
 -- ARGV: JSON with the fields of `ClaimArguments` (`claim.py`).
--- Returns {claimed jobs, how many others were found to be lost, the ids of those that were gone}.
+-- Returns {claimed jobs, how many others were found to be lost, the ids of those that were gone,
+-- whether there is more to look through before nothing is known to wait (1 or 0)}.
 -- Of a claimed job: {queue number, job id, execution id, data, meta, result_ttl, how many attempts it
 -- may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set, whether a
 -- worker died that was reading it (1 or 0)}.
 
--- Entries up to which a list is short.
-local SHORT = 256
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
-local SWEPT = 8192
+local SWEPT = 2048
 local swept = 0
 local lost, gone = 0, {}
 
@@ -137,12 +136,10 @@ end
 
 -- Takes jobs of one queue. Returns true where a suspect was met: then nothing more is claimed.
 local function take(queue, list, registry)
-  for _, job_id in ipairs(mend(list, names.job)) do
-    lost = lost + 1
-    gone[#gone + 1] = job_id
-  end
+  local missed, their_ids, more_to_mend = mend(list)
+  lost, more = lost + missed, more or more_to_mend
+  for _, job_id in ipairs(their_ids) do gone[#gone + 1] = job_id end
   local first = first_of(list)
-  mend_backlog(list, names.job, first ~= nil)
   local entries = attempt('LLEN', list) or 0
   if entries == 0 then lost = lost + settle(list) end -- emptied, perhaps by RQ
   if entries > SHORT then
@@ -156,6 +153,7 @@ local function take(queue, list, registry)
     return false
   end
   attempt('LTRIM', backlog.newcomers, -SHORT, -1)
+  if members_in(backlog.rounds) < waiting_in(list) then adopt(list, names.job, 0, SHORT) end
   if first.suspect or given.alone and entries <= given.limit - #claimed then
     return take_in_order(queue, list, registry)
   end
@@ -169,4 +167,4 @@ for queue = 1, (#KEYS - 1) / 2 do
   if take(queue, KEYS[2 * queue - 1], KEYS[2 * queue]) then break end
 end
 if #claimed > 0 then redis.call('EXPIRE', worker_executions, kept(given.lease)) end
-return {claimed, lost, gone}
+return {claimed, lost, gone, (more or swept >= SWEPT) and 1 or 0}

@@ -123,7 +123,7 @@ class Claims:
         }
         self._gone: list[str] = []
         self._script = connection.register_script(
-            script_of("claim_job.lua", "claim_walk.lua", "claim.lua")
+            script_of("claim_job.lua", "claim_mend.lua", "claim_walk.lua", "claim.lua")
         )
 
     def queues_of(self, models: Collection[str]) -> list[Queue]:
@@ -168,10 +168,13 @@ class Claims:
         )
         queues = self.queues if models is None else self.queues_of(models)
         script_keys = [key for queue in queues for key in self._queue_keys[queue.name]]
-        claimed, lost, gone = self._script(
-            keys=[*script_keys, self._executions], args=[by_name(arguments)]
-        )
-        self._say_lost(lost, gone)
+        claimed: list[Sequence[Any]] = []
+        more = True
+        while more and not claimed:  # so that no script has to look through all that is no job
+            claimed, lost, gone, more = self._script(
+                keys=[*script_keys, self._executions], args=[by_name(arguments)]
+            )
+            self._say_lost(lost, gone)
         if claimed and self._said_idle:
             with suppress(RedisError):  # it ends by itself, and what was claimed is ours by now
                 self._connection.delete(*map(keys.idle, self._models))

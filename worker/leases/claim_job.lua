@@ -15,6 +15,8 @@ local function data_set()
 end
 local worker_executions = KEYS[#KEYS]
 local claimed, claimed_bytes, owned = {}, 0, {}
+-- Whether a part was left, for want of time, of what may hide jobs that wait.
+local more = false
 
 local function has_enough()
   return #claimed >= given.limit or claimed_bytes >= given.nbytes

@@ -9,7 +9,7 @@ local MET = 256
 -- Entries of the list that each claim looks at, for jobs that RQ's own means have put there.
 local LOOKED_AT = 64
 -- Members that one claim meets, at most, whose jobs do not wait any more.
-local DROPPED = 4096
+local DROPPED = 2048
 
 local function members_after(round, from, count)
   local least = from == '' and '-' or '(' .. from
@@ -144,27 +144,21 @@ local function take_newcomers(queue, list, registry, backlog)
   write('HSET', backlog.state, 'credit', credit, 'met', met % 2)
 end
 
--- Lets jobs join that only RQ's list knows, a piece of the list at each claim.
-local function adopt(list, backlog)
+-- Lets jobs join that only RQ's list knows, a piece of the list at each claim; a larger one while
+-- there are fewer members than jobs.
+local function look_through(list, backlog)
   local from = whole(attempt('HGET', backlog.state, 'scanned'), 0, MOST) or 0
   if from >= redis.call('LLEN', list) then from = 0 end
-  for _, job_id in ipairs(redis.call('LRANGE', list, from, from + LOOKED_AT - 1)) do
-    local job = waiting(list, job_id)
-    if job then
-      local member = member_of(job.path, job.id)
-      local known = redis.call('ZSCORE', backlog.round, member)
-        or redis.call('ZSCORE', backlog.next, member)
-      if not known then redis.call('ZADD', backlog.next, 0, member) end
-    end
-  end
-  write('HSET', backlog.state, 'scanned', from + LOOKED_AT)
+  local entries = members_in(backlog.rounds) < waiting_in(list) and PIECE or LOOKED_AT
+  adopt(list, names.job, from, entries)
+  write('HSET', backlog.state, 'scanned', from + entries)
 end
 
 -- Returns true where a suspect was met: then nothing more is claimed.
 local function walk(queue, list, registry)
   local backlog, before = backlog_of(list), #claimed
   close_in_time(backlog)
-  adopt(list, backlog)
+  look_through(list, backlog)
   take_returned(queue, list, registry, backlog)
   take_newcomers(queue, list, registry, backlog)
   if redis.call('EXISTS', backlog.round) == 0 then next_round(backlog) end
@@ -194,6 +188,7 @@ local function walk(queue, list, registry)
     end
   end
   write('HSET', backlog.state, 'at ' .. given.worker, from)
+  more = more or dropped >= DROPPED
   add('HINCRBY', backlog.state, 'credit', #claimed - before)
   count_stale(list, #claimed - before)
   return stopped

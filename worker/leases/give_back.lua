@@ -43,10 +43,7 @@ if given.count == 'in_flight' then
   end
 end
 redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
-if not attempt('LPUSH', queue, given.job_id) then
-  mend(queue, string.sub(job, 1, -#given.job_id - 1))
-  redis.call('LPUSH', queue, given.job_id)
-end
+push('LPUSH', queue, given.job_id, names.job)
 write('LPUSH', backlog_of(queue).returned, given.job_id)
 local decoded, meta = pcall(cjson.decode, attempt('HGET', job, 'meta') or '')
 if not decoded or type(meta) ~= 'table' then meta = {} end

@@ -13,7 +13,7 @@ from mlx_rq.worker.leases.claim import ClaimArguments
 from mlx_rq.worker.leases.keeper import RenewArguments
 from mlx_rq.worker.leases.recovery import GiveBackArguments
 
-CLAIM = ["claim_job.lua", "claim_walk.lua", "claim.lua"]
+CLAIM = ["claim_job.lua", "claim_mend.lua", "claim_walk.lua", "claim.lua"]
 
 
 @pytest.mark.parametrize(
