@@ -26,7 +26,13 @@ from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.finish import forget_job
 from mlx_rq.jobs.queue.payload import Payload, read_payload
-from mlx_rq.jobs.queue.record import JobRecord, has_ended, read_outcome, read_record
+from mlx_rq.jobs.queue.record import (
+    JobRecord,
+    ask_for_ends,
+    ends_in,
+    read_outcome,
+    read_record,
+)
 from mlx_rq.jobs.queue.trace import note_fetched
 from mlx_rq.jobs.queue.waiting import wait_for_end
 from mlx_rq.jobs.queue.workers import workers_for
@@ -287,15 +293,11 @@ def _await_entry(connection: Redis, stream: str, position: bytes, seconds: float
 
 
 def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
-    """Picks the jobs that are not queued or running, a thousand a round trip."""
-    ended = []
+    """Picks the jobs that have ended, or are gone, a thousand a round trip."""
+    ended: list[str] = []
     for start in range(0, len(job_ids), chunk):
         some = job_ids[start : start + chunk]
         with connection.pipeline(transaction=False) as pipe:
-            for job_id in some:
-                pipe.hget(RQJob.key_for(job_id), "status")
-            statuses = reading.ask_all(pipe)
-        for job_id, status in zip(some, statuses, strict=True):
-            if has_ended(status):
-                ended.append(job_id)
+            ask_for_ends(pipe, some)
+            ended += ends_in(some, reading.ask_all(pipe))
     return ended

@@ -1,5 +1,6 @@
 """What Redis knows of a job: RQ's record of it, and its result."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -9,10 +10,10 @@ from rq.job import JobStatus
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.results import Outcome, ending_of, read_result
 
-_ENDED = {
-    status.value.encode()
-    for status in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
+_ENDED_OTHERWISE = {
+    status.value.encode() for status in (JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
 }
+_ENDED = {JobStatus.FINISHED.value.encode(), *_ENDED_OTHERWISE}
 
 
 class JobRecord(NamedTuple):
@@ -50,11 +51,24 @@ def read_record(connection: Redis, job_id: str) -> JobRecord | None:
     status, origin, worker = map(reading.text, fields[:3])
     created_at, started_at, ended_at = map(reading.time, fields[3:])
     outcome = read_result(job_id, result)
-    if status == JobStatus.FINISHED.value and outcome is not None:
-        status = ending_of(outcome)  # failed, where the result cannot be read
+    if outcome is not None and status.encode() not in _ENDED_OTHERWISE:
+        # What says that it goes on is wrong; and one that cannot be read is that of a failed job.
+        status = ending_of(outcome)
     return JobRecord(status, origin, created_at, started_at, ended_at, worker)
 
 
-def has_ended(status: Any) -> bool:
-    """Tells whether a job has ended, by the reply about its status; so has one that is gone."""
+def ask_for_ends(pipe: Any, job_ids: Iterable[str]) -> None:
+    """Lets a pipeline ask what `ends_in` reads of each of some jobs."""
+    for job_id in job_ids:
+        pipe.hget(RQJob.key_for(job_id), "status")
+        pipe.exists(keys.result(job_id))
+
+
+def ends_in(job_ids: Sequence[str], replies: Sequence[Any]) -> list[str]:
+    """Picks the jobs that have ended: those with a result, and those that are gone."""
+    told = zip(job_ids, replies[::2], replies[1::2], strict=True)
+    return [job_id for job_id, status, results in told if results or _says_end(status)]
+
+
+def _says_end(status: Any) -> bool:
     return not isinstance(status, bytes) or status in _ENDED

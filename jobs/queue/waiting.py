@@ -9,11 +9,10 @@ import time
 from weakref import WeakKeyDictionary
 
 from redis.asyncio import Redis
-from rq.job import Job as RQJob
 
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.connection import new_async_connection
-from mlx_rq.jobs.queue.record import has_ended
+from mlx_rq.jobs.queue.record import ask_for_ends, ends_in
 
 _BLOCK_MILLISECONDS = 2000
 
@@ -93,12 +92,10 @@ class _Reader:
 
     async def _wake_ended(self, client: Redis, job_ids: list[str]) -> None:
         async with client.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hget(RQJob.key_for(job_id), "status")
-            statuses = reading.sift(await pipe.execute(raise_on_error=False))
-        for job_id, status in zip(job_ids, statuses, strict=True):
-            if has_ended(status):
-                self._wake(job_id)
+            ask_for_ends(pipe, job_ids)
+            replies = reading.sift(await pipe.execute(raise_on_error=False))
+        for job_id in ends_in(job_ids, replies):
+            self._wake(job_id)
 
     def _wake(self, job_id: str) -> None:
         for future in self._waiters.get(job_id, ()):

@@ -5,16 +5,18 @@ over a slow link much can happen in between. Leases of ours it does not find, so
 see some that are written as an RQ without us would.
 """
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from fakes import PATIENCE
 from redis import Redis
 from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
 
-from mlx_rq import Job, submit, submit_many
+from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.clock import redis_time
@@ -82,7 +84,8 @@ def test_a_job_that_ended_while_rq_put_it_back_is_not_claimed(
     job = submit(prompt="hi", max_attempts=1)
     (claimed,) = claims(connection, "holder").take(1)
     clean_up(connection, lambda: end(connection, claimed))
-    assert (job.status(), queued(connection)) == ("queued", [job.id]), "the fault is there"
+    recorded = connection.hget(RQJob.key_for(job.id), "status")
+    assert (recorded, queued(connection)) == (b"queued", [job.id]), "the fault is there"
     others = {job.id for job in submit_many([{"prompt": "hi"}] * (1100 if long else 1))}
 
     taken = {one.id for one in claims(connection, "other").take(3)}
@@ -111,6 +114,24 @@ def test_nobody_ends_it_again(redis_url: str, connection: Redis, cancel: bool) -
 
     assert job.result(0)["text"] == "first"
     assert connection.xlen(keys.COMPLETIONS) == connection.xlen(f"rq:results:{job.id}") == 1
+
+
+@pytest.mark.parametrize("says", ["queued", "started", "odd"])
+def test_whoever_waits_for_it_sees_the_end_though_no_worker_is_there(
+    redis_url: str, connection: Redis, says: str
+) -> None:
+    job = submit(prompt="hi")
+    (claimed,) = claims(connection, "holder").take(1)
+    end(connection, claimed)
+    connection.hset(RQJob.key_for(job.id), "status", says)
+
+    async def wait() -> str:
+        text: str = (await job)["text"]
+        return text
+
+    assert job.status() == "completed"
+    assert list(as_completed([job], timeout=PATIENCE)) == [job]
+    assert asyncio.run(asyncio.wait_for(wait(), PATIENCE)) == "the answer"
 
 
 @pytest.mark.parametrize("how", ["reap", "expiry"])
