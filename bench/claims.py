@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -28,6 +28,7 @@ MEASURED = 20
 QUEUE = keys.queue_name("default", "default")
 LIST = f"rq:queue:{QUEUE}"
 ROUNDS = f"mlx-rq:backlog:{QUEUE}", f"mlx-rq:backlog-next:{QUEUE}"
+UNLISTED = f"mlx-rq:backlog-unlisted:{QUEUE}", f"mlx-rq:backlog-unlisted-next:{QUEUE}"
 
 
 class Costs(NamedTuple):
@@ -110,10 +111,8 @@ def measure(jobs: int) -> Costs:
         lone = clock.spent() / MEASURED
 
         claim = _claims(claims, clock)
-        connection.delete(*ROUNDS)
-        backlog_lost = _claims(claims, clock)
-        connection.delete(LIST)
-        list_lost = _claims(claims, clock)
+        backlog_lost = _without(connection, ROUNDS, claims, clock)
+        list_lost = _without(connection, (LIST,), claims, clock)
         Queue(QUEUE, connection=connection, serializer=SERIALIZER).empty()
         clock.start()
         claims.take(LIMIT)
@@ -129,6 +128,20 @@ def measure(jobs: int) -> Costs:
             list_lost=max(list_lost),
             emptied=clock.spent() / clock.scripts(),
         )
+
+
+def _without(
+    connection: Redis, lost: Sequence[str], claims: Claims, clock: Clock
+) -> list[float]:
+    """Measures claims after some of the keys were lost; all are put back then."""
+    for name in (LIST, *ROUNDS):
+        connection.copy(name, f"kept:{name}", replace=True)
+    connection.delete(*lost)
+    times = _claims(claims, clock)
+    for name in (LIST, *ROUNDS):
+        connection.copy(f"kept:{name}", name, replace=True)
+    connection.delete(*UNLISTED)
+    return times
 
 
 def _claims(claims: Claims, clock: Clock) -> list[float]:

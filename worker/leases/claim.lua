@@ -25,30 +25,39 @@
 -- worker died that was reading it (1 or 0)}.
 
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
-local SWEPT = 2048
+local SWEPT = 1024
 local swept = 0
 local lost, gone = 0, {}
 
--- Notes that an entry was taken out of a list whose job does not wait.
-local function drop(list, job_id)
-  local missing = 1 - redis.call('EXISTS', names.job .. job_id)
-  count_dropped(list, 1, missing)
-  if missing == 1 then gone[#gone + 1] = job_id end
+-- Notes that entries were taken out of a list whose jobs do not wait.
+local function drop(list, job_ids)
+  local missing = 0
+  for _, job_id in ipairs(job_ids) do
+    if redis.call('EXISTS', names.job .. job_id) == 0 then
+      missing = missing + 1
+      gone[#gone + 1] = job_id
+    end
+  end
+  count_dropped(list, #job_ids, missing)
 end
 
 -- Looks at the first job of a list that waits; those before it are taken out, so many at a time.
 local function first_of(list)
+  local first, dropped = nil, {}
   while swept < SWEPT do
     local job_id = attempt('LINDEX', list, 0)
-    if not job_id then return nil end
+    if not job_id then break end
     local job, out = waiting(list, job_id)
-    if job then return job end
+    first = job
+    if first then break end
     if not out then
       redis.call('LPOP', list)
-      drop(list, job_id)
+      dropped[#dropped + 1] = job_id
     end
     swept = swept + 1
   end
+  drop(list, dropped)
+  return first
 end
 
 -- Takes jobs as they come. Returns true where a suspect was met: then nothing more is claimed.
@@ -84,7 +93,7 @@ local function groups_in(list, name_of)
       group.jobs[#group.jobs + 1] = job
     elseif not job and not out then
       redis.call('LREM', list, 1, job_id) -- taken while the backlog was long, or there twice
-      drop(list, job_id)
+      drop(list, {job_id})
     end
   end
   lost = lost + settle(list)
