@@ -1,6 +1,7 @@
 """A long backlog is claimed in the order of the prefix tree, and nothing in it is lost."""
 
 import random
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +11,7 @@ from rq import Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, submit, submit_many
-from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue import keys, scripts
 from mlx_rq.jobs.queue.backlog import lost_from, waiting_in
 from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_payload
@@ -202,6 +203,39 @@ def test_what_comes_after_a_round_has_closed_waits_for_the_next(
 
     early = sum(job.id in later for job in taken)
     assert early < WINDOW  # those that fill the last claim of the round
+
+
+@pytest.fixture
+def set_clock(connection: Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock of Redis, as scripts see it, forward by so many seconds."""
+    load, clock = scripts.load_script, "tonumber(time[1])"
+    assert clock in load(scripts.__package__, "clock.lua")
+    later = f"{clock} + (redis.call('GET', 'test:later') or 0)"
+    monkeypatch.setattr(scripts, "load_script", lambda *name: load(*name).replace(clock, later))
+    return lambda seconds: connection.set("test:later", seconds)
+
+
+def test_a_round_takes_in_what_comes_within_the_time_that_a_job_may_wait(
+    redis_url: str, connection: Redis, set_clock: Callable[[float], None]
+) -> None:
+    def asked(number: int) -> set[str]:
+        """Questions about what is being worked on."""
+        jobs = submit_many(question(d, number + q) for d in range(80) for q in (1, 2))
+        return {job.id for job in jobs}
+
+    submit_many(body for _, body in shuffled(documents=80, questions=8))
+    claims = claims_of(connection, max_wait=30)
+    claims.take(1)
+    set_clock(29)
+    in_time = asked(100)
+    set_clock(31)
+    too_late = asked(200)
+
+    taken = {job.id for _ in range(14) for job in claims.take(50)}  # of 799 in the round
+
+    assert len(taken) == 700
+    assert len(taken & in_time) >= 160 - 99
+    assert taken & too_late == set()
 
 
 def test_a_round_stays_open_no_longer_where_the_clock_of_redis_was_set_back(
