@@ -156,11 +156,11 @@ local function take(queue, list, registry)
     return walk(queue, list, registry) or take_in_order(queue, list, registry)
   end
   local backlog = backlog_of(list)
-  redis.call('DEL', backlog.returned) -- what it holds is first in the list, too
   if not first then -- nothing waits there, or what is there is no list
-    redis.call('DEL', backlog.newcomers)
+    redis.call('DEL', backlog.returned, backlog.newcomers)
     return false
   end
+  redis.call('DEL', backlog.returned) -- what it holds is first in the list, too
   attempt('LTRIM', backlog.newcomers, -SHORT, -1)
   if members_in(backlog.rounds) < waiting_in(list) then adopt(list, names.job, 0, SHORT) end
   if first.suspect or given.alone and entries <= given.limit - #claimed then

@@ -40,6 +40,9 @@ end
 -- known, their ids, where they are few, and whether there is more to mend.
 local function mend(list)
   local backlog, entries, lost = backlog_of(list), attempt('LLEN', list), 0
+  local nothing = entries == 0
+    and redis.call('EXISTS', backlog.round, backlog.next, unpack(backlog.unlisted)) == 0
+  if nothing then return 0, {}, false end -- as nearly always where a worker has nothing to do
   if members_in(backlog.unlisted) == 0 then
     if entries and (entries > SHORT or members_in(backlog.rounds) <= entries) then return 0, {}, false end
     lost = set_aside(list, backlog, entries)
