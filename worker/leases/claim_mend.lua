@@ -1,9 +1,9 @@
 -- Makes RQ's list of a queue anew, of what waits in the backlog, where it was lost.
 --
--- Of the two it shows when the list is shorter than the backlog. What the list lacks is set aside
--- then, and each claim lists a piece of it again, the oldest first. Where nothing of it waits, the
--- list was only emptied. What is set aside and what is listed again are counted in the state of the
--- backlog: `vanished` are jobs that are gone.
+-- That shows where a short list has fewer entries than the backlog has members. What the list lacks is
+-- set aside then, and each claim lists a piece of it again, the oldest first. Where nothing of it
+-- waits, the list was only emptied. Meanwhile, the state of the backlog counts what was `listed` again
+-- and what has `vanished`: jobs that are gone.
 
 -- Entries up to which a list is short.
 local SHORT = 256
@@ -44,7 +44,8 @@ local function mend(list)
     and redis.call('EXISTS', backlog.round, backlog.next, unpack(backlog.unlisted)) == 0
   if nothing then return 0, {}, false end -- as nearly always where a worker has nothing to do
   if members_in(backlog.unlisted) == 0 then
-    if entries and (entries > SHORT or members_in(backlog.rounds) <= entries) then return 0, {}, false end
+    local is_whole = entries and (entries > SHORT or members_in(backlog.rounds) <= entries)
+    if is_whole then return 0, {}, false end
     lost = set_aside(list, backlog, entries)
   end
   local jobs, gone, looked_at = piece_of(backlog.unlisted, names.job)
