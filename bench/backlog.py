@@ -5,9 +5,9 @@
 Through a real queue and real workers with a tiny random model, whose memory is for 40 documents. A
 document's questions share all of it but their last words, and all share a system message; the
 `unshared` ones share nothing. The figures are over the whole backlog: tokens that all workers
-prefilled, for each distinct token of all prompts. A lone job, which begins like no other, comes
-when a third of the jobs has ended: `lone` is how many jobs ended before it from then on,
-`lone_share` its wait in parts of the whole run's time.
+prefilled, for each distinct token of all prompts. All along the run come lone jobs, which begin
+like no other: of the one that waited longest, `lone` is how many jobs ended before it since it
+came, `lone_seconds` how long that took, and `lone_share` the same in parts of the whole run's time.
 
 With `--plain`, each run is made again by workers that know of no prefix; `cpu` is the processor
 time of the ones for that of the others. Where nothing is shared, that is what looking for prefixes
@@ -44,6 +44,7 @@ from mlx_rq.engine.options import EngineOptions  # noqa: E402
 from mlx_rq.engine.prompts.render import render  # noqa: E402
 from mlx_rq.engine.scheduling.budget import measure_kv  # noqa: E402
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens  # noqa: E402
+from mlx_rq.jobs.client.job import UNFINISHED  # noqa: E402
 from mlx_rq.jobs.openai.requests import ChatRequest  # noqa: E402
 from mlx_rq.worker.cli.valkey import embedded_valkey  # noqa: E402
 from mlx_rq.worker.models.switch import EngineSwitch  # noqa: E402
@@ -55,6 +56,9 @@ HELD = 40
 
 DOCUMENT = 900
 """Characters of a document: some 300 tokens of the tiny model."""
+
+LONE = 20
+"""Lone jobs, which come evenly over the run."""
 
 SYSTEM = "Answer the question about the document in one word. "
 
@@ -71,8 +75,10 @@ class Figures(NamedTuple):
     told: float
     """The same as the workers tell it; they count what each of them computed."""
     lone: int
+    """Jobs that ended before a lone one since it came, at the most."""
+    lone_seconds: float
     lone_share: float
-    """Of the whole run's time: how long the lone job waited."""
+    """Of the whole run's time: how long a lone job waited, at the most."""
     jobs_per_second: float
     cpu_seconds: float
 
@@ -163,10 +169,28 @@ def wait_for(connection: Redis, ended: int) -> Iterator[int]:
         time.sleep(0.1)
 
 
+def lone_jobs(connection: Redis, url: str, jobs: int) -> Iterator[tuple[int, float]]:
+    """Submits lone jobs while others are done; gives what ended before each, and its wait."""
+    waiting: dict[Job, tuple[int, float]] = {}
+    come = 0
+    for ended in wait_for(connection, jobs + LONE):
+        now = time.monotonic()
+        if come < LONE and ended >= (come + 1) * jobs // (LONE + 2):
+            begins = random.Random(-1 - come).choices("qrstuvwxyz ", k=100)
+            lone = submit(prompt="".join(begins), max_tokens=4, redis_url=url)
+            waiting[lone] = ended, now
+            come += 1
+        for lone in [job for job in waiting if job.status() not in UNFINISHED]:
+            before, since = waiting.pop(lone)
+            yield max(0, ended - before - 1), now - since
+    for before, since in waiting.values():  # they were the last
+        yield jobs + LONE - before - 1, time.monotonic() - since
+
+
 def measure(
     order: str, bodies: list[Body], workers: int, batch_size: int, plain: bool = False
 ) -> Figures:
-    """Submits the backlog, lets workers at it, and a lone job into the middle."""
+    """Submits the backlog, and lone jobs while workers are at it."""
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as folder, embedded_valkey(Path(folder), port=None) as url:
         connection = Redis.from_url(url)
@@ -179,16 +203,7 @@ def measure(
         ]
         for process in processes:
             process.start()
-        for _ in wait_for(connection, len(bodies) // 3):
-            pass
-        before = connection.xlen("mlx-rq:completions")
-        submitted = time.monotonic()
-        lone: Job = submit(prompt="Once upon a time", max_tokens=4, redis_url=url)
-        lone.result(timeout=600)
-        waited = time.monotonic() - submitted
-        passed = connection.xlen("mlx-rq:completions") - before - 1
-        for _ in wait_for(connection, len(bodies) + 1):
-            pass
+        waits = list(lone_jobs(connection, url, len(bodies)))
         seconds = time.monotonic() - started
         connection.set("bench:done", 1)
         totals: list[Told] = [told.get() for _ in processes]
@@ -201,8 +216,9 @@ def measure(
         jobs=len(bodies),
         prefilled_per_distinct=prefilled / distinct_of(bodies),
         told=prefilled / sum(one.distinct for one in totals),
-        lone=passed,
-        lone_share=waited / seconds,
+        lone=max(passed for passed, _ in waits),
+        lone_seconds=max(waited for _, waited in waits),
+        lone_share=max(waited for _, waited in waits) / seconds,
         jobs_per_second=len(bodies) / seconds,
         cpu_seconds=sum(one.cpu_seconds for one in totals),
     )
