@@ -45,6 +45,7 @@ from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
 from mlx_rq.worker.process.chip import chip
+from mlx_rq.worker.process.heard_once import heard_once
 from mlx_rq.worker.process.power import KeepAwake
 from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.process.throttle import Throttle
@@ -158,7 +159,7 @@ class MLXWorker(RQRegistration):
         self.sign_on(self._name)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.request_stop)
+                signal.signal(number, heard_once(self.request_stop))
         self._leases.renew()
         self._leases.say_in_flight(())  # that nothing is: a missing record says less
         self._leases.start()

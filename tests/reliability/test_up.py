@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from models import small_folder
 from redis import Redis
 
 from mlx_rq.api_stub.file_store import lock_folder
+from mlx_rq.files import lock
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 from mlx_rq.jobs.queue.discovery import embedded_url
 
@@ -24,12 +25,14 @@ LOADING = 60.0
 """Seconds within which a command has loaded its model, or has ended, on a busy machine."""
 
 
-def children(parent: int, words: str) -> list[int]:
-    """Finds the children of a process by what is in their command lines."""
+def processes(words: str) -> Iterator[tuple[int, int]]:
+    """Finds processes by what is in their command lines; gives each one's id and its parent's."""
     command = ["ps", "-ww", "-A", "-o", "pid=,ppid=,args="]
     listed = subprocess.run(command, capture_output=True, text=True).stdout
-    lines = (line.split(maxsplit=2) for line in listed.splitlines() if words in line)
-    return [int(pid) for pid, ppid, _ in lines if ppid == str(parent)]
+    for line in listed.splitlines():
+        pid, parent, arguments = line.split(maxsplit=2)
+        if words in arguments:
+            yield int(pid), int(parent)
 
 
 class Command:
@@ -39,6 +42,7 @@ class Command:
         self.folder = folder
         self._said = folder / "said"
         with self._said.open("wb") as out:
+            lock(out)  # until all who write to it have ended
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "mlx_rq.worker", *arguments],
                 env={**os.environ, "MLX_RQ_DATA_DIR": str(folder), "PYTHONUNBUFFERED": "1"},
@@ -65,7 +69,8 @@ class Command:
 
         def look() -> bool:
             assert self.process.poll() is None, self.said
-            found[:] = children(parent or self.process.pid, words)
+            above = parent or self.process.pid
+            found[:] = [pid for pid, its_parent in processes(words) if its_parent == above]
             return bool(found)
 
         eventually(look, words)
@@ -79,16 +84,17 @@ class Command:
         return self.process.wait(LOADING)
 
     def all_gone(self) -> bool:
-        """Tells whether the command and its children have ended (the worker's parent waits)."""
-        try:
-            os.killpg(self.process.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
+        """Tells whether the command and all whom it started have ended."""
+        with self._said.open("rb") as said:
+            return lock(said) and embedded_url(self.folder) is None
 
     def close(self) -> None:
+        """Leaves no process behind: with the last of the others, Valkey ends, too."""
         if not self.all_gone():
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+            for pid, _ in processes(str(small_folder())):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 

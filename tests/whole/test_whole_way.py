@@ -170,8 +170,12 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
         again = Job(unfinished.id)
         assert again.status() in ("queued", "in_progress")
         assert again.cancel()
-        os.killpg(up.pid, signal.SIGINT)
+        os.killpg(up.pid, signal.SIGTERM)  # as `timeout` does
         assert up.wait(timeout=60) == 0
+        assert up.stderr is not None
+        said = up.stderr.read()
+    assert re.search(r"worker \w+ ended \d jobs", said)
+    assert "Redis" not in said, "Valkey was there until the worker had signed off"
 
 
 def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str) -> None:

@@ -49,7 +49,8 @@ def demo(**options: Any) -> None:
         stopped_by_signals(),
         tempfile.TemporaryDirectory(prefix="mlx-rq-demo-") as folder,
         embedded_valkey(Path(folder), port=None) as url,
-        child_process("worker", url, options, log_level="warning") as process,
+        # Nobody waits for what is unfinished at the end: its queue goes, too.
+        child_process("worker", url, {**options, "grace": 0.0}, log_level="warning") as process,
     ):
         jobs = {
             job: question

@@ -45,10 +45,7 @@ from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.doctor import command as doctor
 from mlx_rq.worker.cli.processes import stop_with_parent
 from mlx_rq.worker.cli.service import command as service
-from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop, hear_interrupts
-
-_PART = "mlx_rq.part"
-"""Says that the command is a part of another one, which speaks for it."""
+from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop
 
 _QUEUE_LASTS = "Stopped. Jobs that were accepted stay in the queue, and go on at the next start."
 
@@ -82,8 +79,7 @@ class _Group(click.Group):
                 raise  # whoever reads has enough: click ends without a word
             _print_error(error, as_json=context.meta.get(AS_JSON, False))
         except (KeyboardInterrupt, click.Abort) as interrupt:  # Abort: at a question
-            if not context.meta.get(_PART):
-                click.echo(f"\n{_interrupted(context)}", err=True)
+            click.echo(f"\n{_interrupted(context)}", err=True)
             sys.exit(INTERRUPTED if not isinstance(interrupt, ToldToStop) else 1)
         sys.exit(1)
 
@@ -146,9 +142,7 @@ def main(context: click.Context, log_level: str) -> None:
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    if stop_with_parent():
-        context.meta[_PART] = True
-        hear_interrupts()
+    stop_with_parent()
     max_body_bytes()  # a wrong MLX_RQ_MAX_BODY is said at once, not by every job
     # These speak once for every request or connection.
     for noisy in ("rq.worker", "rq.registry", "httpx", "filelock", "transformers"):

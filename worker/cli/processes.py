@@ -15,7 +15,7 @@ from typing import Any
 
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 from mlx_rq.worker.cli.config_files import FILES_VARIABLE
-from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
+from mlx_rq.worker.cli.signals import undisturbed
 
 PARENT_VARIABLE = "MLX_RQ_PARENT_PIPE"
 """Names the file descriptor of a pipe that ends with the parent."""
@@ -32,16 +32,11 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def stop_with_parent() -> bool:
-    """From now on this process gets a SIGTERM when the command that it is a part of is gone.
-
-    Returns whether it is a part of one.
-    """
-    if (number := os.environ.pop(PARENT_VARIABLE, None)) is None:
-        return False
-    watch = threading.Thread(target=_watch, args=(int(number),), name="parent", daemon=True)
-    watch.start()
-    return True
+def stop_with_parent() -> None:
+    """From now on this process gets a SIGTERM when the command that it is a part of is gone."""
+    if (number := os.environ.pop(PARENT_VARIABLE, None)) is not None:
+        watch = threading.Thread(target=_watch, args=(int(number),), name="parent", daemon=True)
+        watch.start()
 
 
 def _watch(line: int) -> None:
@@ -85,22 +80,20 @@ def child_process(
         environment = {**environment_with(redis_url, command), PARENT_VARIABLE: str(told)}
         try:
             with undisturbed():
-                process = _start(program, environment, [told, *holds])
+                process = subprocess.Popen(
+                    program,
+                    env=environment,
+                    pass_fds=[told, *holds],
+                    # Signals of the terminal, or to our group, come to us: we end our children one
+                    # after the other.
+                    start_new_session=True,
+                )
             yield process
         finally:
             if process is not None:
                 if process.poll() is None:
                     process.terminate()
                 process.wait()
-
-
-def _start(
-    program: list[str], environment: Mapping[str, str], descriptors: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    # A terminal that closes says so to everybody in it, but we end our children one after the
-    # other. Ctrl-C they hear once they can do something about it (`hear_interrupts`).
-    with unheard_by_children(signal.SIGHUP, signal.SIGINT):
-        return subprocess.Popen(program, env=environment, pass_fds=descriptors)
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mlx_rq.worker.process.heard_once import heard_once
+
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells have it."""
 
 
 class ToldToStop(KeyboardInterrupt):
-    """A signal that came to this process alone: its children have not heard of it.
-
-    Ctrl-C, a plain KeyboardInterrupt, reaches them too.
-    """
+    """A signal that does as Ctrl-C does, but no person at the terminal."""
 
 
 @contextmanager
@@ -33,27 +32,12 @@ def stopped_by_signals() -> Iterator[None]:
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, heard_once(stop)) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def unheard_by_children(*numbers: signal.Signals) -> Iterator[None]:
-    """Blocks signals in the processes that the block starts: a child keeps what is blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def hear_interrupts() -> None:
-    """Lets Ctrl-C be heard where a process was started deaf to it; what came meanwhile, too."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
 @contextmanager

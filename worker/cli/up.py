@@ -18,7 +18,7 @@ from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.models import asked_models
 from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
-from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop, stopped_by_signals
+from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
 from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
 from mlx_rq.worker.cli.worker_options import data_dir_option, worker_options
 
@@ -116,13 +116,15 @@ def _until_the_end(worker: Process, server: Process | None, folder: Path) -> int
                 raise click.ClickException(f"the embedded Valkey ended: {log} may say why")
             time.sleep(_LOOK_SECONDS)
         return code
-    except ToldToStop:
+    except KeyboardInterrupt as stop:
         worker.terminate()
-    except KeyboardInterrupt:  # the children got the same signal
-        if worker.wait() == INTERRUPTED:  # before it was ready to be told
-            raise
-    code = worker.wait()  # it is finishing its jobs
-    return 0 if code == -signal.SIGTERM else code  # or it was not ready to be told
+        code = worker.wait()  # it is finishing its jobs
+        if code != -signal.SIGTERM:
+            return code
+        # It was not ready to be told.
+        if isinstance(stop, ToldToStop):
+            return 0
+        raise
 
 
 COMMANDS = (up,)

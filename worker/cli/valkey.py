@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import time
@@ -26,7 +25,7 @@ from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue.discovery import LOCK_FILE, URL_FILE
 from mlx_rq.worker.cli.ports import is_free
 from mlx_rq.worker.cli.processes import pipe
-from mlx_rq.worker.cli.signals import undisturbed, unheard_by_children
+from mlx_rq.worker.cli.signals import undisturbed
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -170,13 +169,8 @@ def _url(data_dir: Path, port: int | None) -> str:
 
 
 def _start(binary: Path, data_dir: Path, url: str, locked: int) -> subprocess.Popen[bytes]:
-    # Ctrl-C and the end of a terminal reach everybody in it, but the worker still needs the server
-    # to hand back its jobs. SIGTERM ends it in good order.
     try:
-        with (
-            (data_dir / LOG_FILE).open("ab") as log,
-            unheard_by_children(signal.SIGINT, signal.SIGHUP),
-        ):
+        with (data_dir / LOG_FILE).open("ab") as log:
             process = subprocess.Popen(
                 [binary, "-"],
                 stdin=subprocess.PIPE,
@@ -184,6 +178,9 @@ def _start(binary: Path, data_dir: Path, url: str, locked: int) -> subprocess.Po
                 stderr=log,
                 cwd=data_dir,
                 pass_fds=[locked],
+                # What ends a terminal, or a whole group, reaches everybody in it, but the worker
+                # still needs the server to hand back its jobs.
+                start_new_session=True,
             )
     except OSError as error:
         raise RedisUnavailable(f"The embedded Valkey did not start: {error}") from error
@@ -196,8 +193,8 @@ def _start(binary: Path, data_dir: Path, url: str, locked: int) -> subprocess.Po
 def _start_keeper(server: subprocess.Popen[bytes], line: int) -> subprocess.Popen[bytes]:
     """Starts what ends the server when nobody is left who could write to a pipe."""
     script = 'read -r nothing; kill -TERM "$1"'
-    with unheard_by_children(signal.SIGINT, signal.SIGHUP):
-        return subprocess.Popen(["/bin/sh", "-c", script, "sh", str(server.pid)], stdin=line)
+    command = ["/bin/sh", "-c", script, "sh", str(server.pid)]
+    return subprocess.Popen(command, stdin=line, start_new_session=True)
 
 
 def _configuration(data_dir: Path, url: str) -> str:

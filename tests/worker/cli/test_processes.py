@@ -1,5 +1,6 @@
 """Real worker processes: what signals do to them, and what is left when one is killed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from rq.command import send_shutdown_command
 
 from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq.worker.cli.processes import child_process
-from mlx_rq.worker.cli.signals import INTERRUPTED
+from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
+from mlx_rq.worker.process.heard_once import heard_once
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -115,18 +117,26 @@ def test_rqs_shutdown_command_which_is_a_sigint_ends_it_in_good_order(
     assert child.wait() == (0, "ended well")
 
 
-def test_a_part_that_is_interrupted_while_it_starts_waits_until_it_can_end_without_a_word(
-    redis_url: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # Where the tests themselves are to ignore it, so would the child.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with child_process("status", redis_url, {}) as part:
-            part.send_signal(signal.SIGINT)  # it is importing Python's own modules now
-            assert part.wait(PATIENCE) == INTERRUPTED
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capfd.readouterr() == ("", "")
+def test_what_is_said_to_a_whole_group_does_not_reach_a_part(redis_url: str) -> None:
+    with child_process("status", redis_url, {}) as part:
+        assert os.getsid(part.pid) == part.pid  # so it is no terminal's, either
+        part.kill()
+
+
+def test_a_signal_that_comes_twice_at_once_is_one() -> None:
+    heard: list[int] = []
+    now = iter([0.0, 0.0001, 0.05, 0.1, 0.15])
+    hear = heard_once(lambda signum, frame: heard.append(signum), clock=lambda: next(now))
+    for signum in (15, 15, 2, 15, 15):
+        hear(signum, None)
+    assert heard == [15, 2, 15]
+
+
+def test_a_command_that_timeout_tells_to_stop_is_told_once() -> None:
+    with stopped_by_signals():
+        with pytest.raises(ToldToStop):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_the_jobs_of_a_killed_worker_are_answered_by_another(

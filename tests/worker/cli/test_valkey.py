@@ -98,6 +98,14 @@ class TestTheServer:
             assert password_of(second) == password_of(first)
             assert fetch(job.id).status() == "queued"
 
+    def test_what_is_said_to_our_whole_group_does_not_reach_it(
+        self, data_dir: Path, url: str
+    ) -> None:
+        pid = int((data_dir / FOLDER / PID_FILE).read_text())
+        assert os.getsid(pid) == pid
+        (keeper,) = keepers(os.getpid())
+        assert os.getsid(keeper) == keeper
+
     def test_another_server_on_the_same_folder_is_refused(self, data_dir: Path, url: str) -> None:
         again = embedded_valkey(data_dir / FOLDER, port=None)
         who = rf"An embedded Valkey runs on .* already, started by process {os.getpid()}\."
@@ -126,6 +134,13 @@ class TestTheServer:
         assert embedded_url() is None
 
 
+def keepers(owner: int) -> list[int]:
+    """Finds what a process started to end its servers when it is gone."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True)
+    lines = [line.split(None, 2) for line in listed.stdout.decode().splitlines()]
+    return [int(pid) for pid, parent, name in lines if (int(parent), name) == (owner, "sh")]
+
+
 @pytest.fixture
 def killed(data_dir: Path) -> Iterator[Callable[[bool], int]]:
     """Starts a server in a process that is killed, with its keeper or without; gives its pid."""
@@ -143,11 +158,7 @@ def killed(data_dir: Path) -> Iterator[Callable[[bool], int]]:
             owner.stdout.readline()
             servers.append(int((data_dir / FOLDER / PID_FILE).read_text()))
             if with_keeper:
-                listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True)
-                lines = [line.split(None, 2) for line in listed.stdout.decode().splitlines()]
-                (keeper,) = (
-                    int(i) for i, up, name in lines if (int(up), name) == (owner.pid, "sh")
-                )
+                (keeper,) = keepers(owner.pid)
                 os.kill(keeper, signal.SIGKILL)
             owner.kill()
         return servers[0]
