@@ -2,7 +2,8 @@
 
 The rooms behind these names: `mlx_rq.jobs` (what a job is and how it travels), `mlx_rq.engine`
 (tokens in, tokens out), `mlx_rq.worker` (the life of a job on this machine) and
-`mlx_rq.api_stub` (a thin HTTP server). Importing this package never imports MLX.
+`mlx_rq.api_stub` (a thin HTTP server). Importing this package never imports MLX, and nothing at all
+until a name is asked for: the command line has begun before.
 """
 
 import sys
@@ -13,39 +14,21 @@ if sys.version_info < (3, 11):  # noqa: UP036 (Apple's own python3 is 3.9, and a
         f"this is Python {sys.version_info[0]}.{sys.version_info[1]}."
     )
 
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from mlx_rq.jobs.batch.map import map as map
-from mlx_rq.jobs.client.cancel import cancel_many
-from mlx_rq.jobs.client.job import Job, as_completed, fetch
-from mlx_rq.jobs.client.submit import submit, submit_many
-from mlx_rq.jobs.openai.errors import (
-    IdempotencyConflict,
-    JobFailed,
-    JobNotFound,
-    NotParsed,
-    QueueFull,
-    RedisUnavailable,
-    RequestError,
-    ResultTimeout,
-)
+if TYPE_CHECKING:
+    from mlx_rq.public import *  # noqa: F403
+    from mlx_rq.public import __version__ as __version__
+    from mlx_rq.public import map as map
+else:
 
-__version__ = version("mlx-rq")
+    def __getattr__(name: str) -> Any:
+        """Gives a public name."""
+        try:
+            return getattr(import_module("mlx_rq.public"), name)
+        except AttributeError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
-# Without `map`: a star import must not replace Python's own.
-__all__ = [
-    "IdempotencyConflict",
-    "Job",
-    "JobFailed",
-    "JobNotFound",
-    "NotParsed",
-    "QueueFull",
-    "RedisUnavailable",
-    "RequestError",
-    "ResultTimeout",
-    "as_completed",
-    "cancel_many",
-    "fetch",
-    "submit",
-    "submit_many",
-]
+    def __dir__() -> list[str]:
+        return [*globals(), *__getattr__("__all__"), "map", "__version__"]

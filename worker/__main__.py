@@ -1,5 +1,22 @@
-"""Lets `python -m mlx_rq.worker` stand for the command `mlx-rq`."""
+"""The command `mlx-rq`, also as `python -m mlx_rq.worker`."""
 
-from mlx_rq.worker.cli.main import main
+import os
+import signal
+from types import FrameType
 
-main(prog_name="mlx-rq")
+
+def run() -> None:
+    """Runs the command line. Ctrl-C ends it without a word until it has something to say."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    from mlx_rq.worker.cli.main import main
+
+    main(prog_name="mlx-rq")
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    os._exit(128 + signum)  # as shells have it; whoever is imported could catch an exception
+
+
+if __name__ == "__main__":
+    run()

@@ -45,7 +45,7 @@ from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.doctor import command as doctor
 from mlx_rq.worker.cli.processes import stop_with_parent
 from mlx_rq.worker.cli.service import command as service
-from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop
+from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop, hear_interrupts
 
 _QUEUE_LASTS = "Stopped. Jobs that were accepted stay in the queue, and go on at the next start."
 
@@ -64,6 +64,7 @@ class _Group(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
+            hear_interrupts()
             return super().invoke(context)
         except (
             RequestError,

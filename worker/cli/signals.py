@@ -16,6 +16,14 @@ class ToldToStop(KeyboardInterrupt):
     """A signal that does as Ctrl-C does, but no person at the terminal."""
 
 
+def hear_interrupts() -> None:
+    """Makes a KeyboardInterrupt of Ctrl-C, which ended the command while it was imported."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may set handlers
+    if callable(signal.getsignal(signal.SIGINT)):  # else it is ignored, and stays so
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """Lets SIGTERM and SIGHUP (a terminal that was closed) interrupt the block as Ctrl-C does."""

@@ -14,7 +14,7 @@ from rq.command import send_shutdown_command
 
 from mlx_rq import Job, as_completed, submit, submit_many
 from mlx_rq.worker.cli.processes import child_process
-from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
+from mlx_rq.worker.cli.signals import INTERRUPTED, ToldToStop, stopped_by_signals
 from mlx_rq.worker.process.heard_once import heard_once
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -137,6 +137,21 @@ def test_a_command_that_timeout_tells_to_stop_is_told_once() -> None:
         with pytest.raises(ToldToStop):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_word() -> None:
+    program = """
+import signal, sys
+class Impatient:
+    def find_spec(self, name, path=None, target=None):
+        if name == "redis":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Impatient())
+from mlx_rq.worker.__main__ import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
 
 def test_the_jobs_of_a_killed_worker_are_answered_by_another(
