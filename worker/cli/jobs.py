@@ -2,20 +2,24 @@
 
 import json
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, TextIO
 
 import click
+from redis import Redis
 from rich.console import Console
 
 from mlx_rq.files import replacing
 from mlx_rq.jobs.client import submit as submit_module
 from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.chrome_trace import chrome_trace
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.status import status as status_of_all
 from mlx_rq.jobs.queue.trace import trace as trace_of
 from mlx_rq.worker.cli.answers import follow_job, print_result
+from mlx_rq.worker.cli.browser import open_page
 from mlx_rq.worker.cli.common import (
     Duration,
     json_option,
@@ -28,6 +32,8 @@ from mlx_rq.worker.cli.completion import complete_job, complete_served
 from mlx_rq.worker.cli.job_ids import STDIN, find_job, read_stdin
 from mlx_rq.worker.cli.job_options import job_options
 from mlx_rq.worker.cli.status_view import life_lines, view
+
+TRACE_VIEWER = "https://ui.perfetto.dev"
 
 FOLLOW_OR_JSON = "--follow prints text as it comes, --json one object at the end: take one of them"
 
@@ -229,25 +235,34 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
     metavar="FILE",
     help="Write what the batch did, as ui.perfetto.dev and chrome://tracing show it.",
 )
-@option("--last", type=Duration(), default="15m", metavar="TIME", help="Of how long, for --chrome.")
+@option("--open", "opens", is_flag=True, help="Write it, and open the page that shows it.")
+@option(
+    "--last",
+    type=Duration(),
+    default="15m",
+    metavar="TIME",
+    help="Of how long, for --chrome and --open.",
+)
 @json_option
 @redis_option
 def trace(
-    job_id: str | None, chrome: Path | None, last: int, as_json: bool, redis_url: str | None
+    job_id: str | None,
+    chrome: Path | None,
+    opens: bool,
+    last: int,
+    as_json: bool,
+    redis_url: str | None,
 ) -> None:
-    """Show what happened to a job, step by step, and when; with --chrome, to all that ended."""
+    """Show what happened to a job, step by step, and when.
+
+    With --chrome or --open, what happened to all that ended lately, for trace viewers.
+    """
     connection = connect(redis_url)
-    if (job_id is None) == (chrome is None):
-        raise click.UsageError("name a job, or a file for all of them with --chrome")
-    if chrome is not None:
-        with reachable(connection):
-            drawn = chrome_trace(connection, last)
-        with replacing(chrome) as file:
-            file.write(json.dumps(drawn).encode())
-        spans = sum(event["ph"] == "X" for event in drawn["traceEvents"])
-        click.echo(f"{chrome}: {spans:,} spans; open it at https://ui.perfetto.dev")
+    if (job_id is None) == (chrome is None and not opens):
+        raise click.UsageError("name a job, or a file for all of them with --chrome, or --open")
+    if job_id is None:
+        _draw(connection, chrome, last, opens=opens)
         return
-    assert job_id is not None
     job = find_job(job_id, redis_url)
     with reachable(connection):
         events = trace_of(connection, job.id)
@@ -256,6 +271,22 @@ def trace(
         return
     for said in life_lines(events):
         click.echo(said)
+
+
+def _draw(connection: Redis, path: Path | None, seconds: float, *, opens: bool) -> None:
+    """Writes a trace file, a temporary one where none is named, and opens the page for it."""
+    with reachable(connection):
+        drawn = chrome_trace(connection, seconds)
+    path = path or Path(mkdtemp(prefix="mlx-rq-")) / "trace.json"
+    with replacing(path) as file:
+        file.write(json.dumps(drawn).encode())
+    spans = counted(sum(event["ph"] == "X" for event in drawn["traceEvents"]), "span")
+    where = f"open it at {TRACE_VIEWER}"
+    if opens:  # a page can read no file of this machine by its name
+        where = f"at {TRACE_VIEWER}, drop it on the page, or take “Open trace file”"
+    click.echo(f"{path}: {spans}; {where}")
+    if opens:
+        open_page(TRACE_VIEWER)
 
 
 COMMANDS = (submit, result, status, trace)

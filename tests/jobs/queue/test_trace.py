@@ -1,6 +1,8 @@
 """What is remembered of a job's way."""
 
 import json
+import shutil
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -120,7 +122,32 @@ def test_a_while_is_drawn_for_trace_viewers(
     assert sorted(places.values()) == [1, 2], "both were in the batch at once"
 
 
-@pytest.mark.parametrize("arguments", [[], ["abc", "--chrome", "x.json"]])
+@pytest.mark.parametrize(
+    ("environment", "opened"),
+    [
+        ({"DISPLAY": ":0"}, ["https://ui.perfetto.dev"]),
+        ({"BROWSER": "code"}, ["https://ui.perfetto.dev"]),
+        ({"SSH_CONNECTION": "yes"}, []),
+    ],
+)
+def test_the_page_for_it_is_opened_where_there_is_a_browser(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], opened: list[str]
+) -> None:
+    pages: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", pages.append)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    shown = CliRunner(env=environment).invoke(main, ["trace", "--open"])
+    file, _, said = shown.stdout.rstrip("\n").partition(": ")
+    assert said == (
+        "0 spans; at https://ui.perfetto.dev, drop it on the page, or take “Open trace file”"
+    )
+    assert json.loads(Path(file).read_text())["traceEvents"] == []
+    assert pages == opened
+    shutil.rmtree(Path(file).parent)
+
+
+@pytest.mark.parametrize("arguments", [[], ["abc", "--chrome", "x.json"], ["abc", "--open"]])
 def test_one_job_or_a_file_is_named(redis_url: str, arguments: list[str]) -> None:
     refused = CliRunner().invoke(main, ["trace", *arguments])
     assert refused.exit_code == 2
