@@ -18,6 +18,7 @@ from redis import Redis
 from mlx_rq.api_stub.middleware import rate_limited
 from mlx_rq.jobs.client.job import ended_among
 from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.clock import redis_time
@@ -60,7 +61,8 @@ class Room:
         waiting = sum(waiting_in(connection, names))
         if waiting >= self._limit:
             self._spare.pop(model, None)
-            raise rate_limited(f"{waiting} jobs wait for {model!r} already.", FULL_SECONDS)
+            wait = counted(waiting, "job waits", "jobs wait")
+            raise rate_limited(f"{wait} for {model!r} already.", FULL_SECONDS)
         self._spare[model] = (self._limit - waiting - 1) // 2, now + _LOOK_SECONDS
 
 
@@ -83,7 +85,8 @@ class Quota:
             taken = reading.count(reading.ask(connection.zcard, name))
         if taken > self._limit:
             reading.ask(connection.zrem, name, place)
-            why = f"{self._limit} jobs of this key are on their way already."
+            jobs = counted(self._limit, "job of this key is", "jobs of this key are")
+            why = f"{jobs} on {'its' if self._limit == 1 else 'their'} way already."
             raise rate_limited(why, FULL_SECONDS)
         made = Place()
         try:

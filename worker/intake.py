@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from mlx_rq.engine.interface import Outcome
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.models.changes import ModelChanges
@@ -136,5 +137,6 @@ class Intake:
         queues = {queue.name for queue in self._claims.queues_of(idle)}
         spare = reversed(list(self._engine.spare(count)))
         if returned := self._held.give_back(spare, queues=queues):
-            logger.info("gave %d jobs back for a worker that has nothing to do", returned)
+            jobs = counted(returned, "job")
+            logger.info("gave %s back for a worker that has nothing to do", jobs)
             self._window.gave_back()

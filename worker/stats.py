@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from mlx_rq.engine.interface import Totals
+from mlx_rq.jobs.openai.words import counted
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -40,17 +41,16 @@ class WindowStats:
         if not did["decoded_tokens"]:
             return
         logger.info(
-            "%d tasks: %d prompt tokens, %d distinct, %d prefilled (%d positions) in %.1f s; "
-            "%d tokens decoded in %d steps, %.1f s; "
+            "%s: %s, %d distinct, %d prefilled (%s) in %.1f s; %s decoded in %s, %.1f s; "
             "so far %.2f prefilled for each distinct token, %d saved by sharing",
-            did["tasks"],
-            did["prompt_tokens"],
+            counted(did["tasks"], "task"),
+            counted(did["prompt_tokens"], "prompt token"),
             did["distinct_tokens"],
             did["prefilled_tokens"],
-            did["positions_computed"],
+            counted(did["positions_computed"], "position"),
             did["prefill_seconds"],
-            did["decoded_tokens"],
-            did["decode_steps"],
+            counted(did["decoded_tokens"], "token"),
+            counted(did["decode_steps"], "step"),
             did["decode_seconds"],
             now["prefilled_tokens"] / max(1, now["distinct_tokens"]),
             max(0, now["prompt_tokens"] - now["prefilled_tokens"]),

@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
 from mlx_rq.jobs.queue.workers import ModelState
@@ -318,8 +319,8 @@ class MLXWorker(RQRegistration):
         A model that is being loaded is not waited for.
         """
         if self._stop_at is None:
-            jobs, grace = len(self._held), self.options.grace
-            logger.info("stopping: %d jobs are given %.0f s to finish", jobs, grace)
+            jobs, grace = counted(len(self._held), "job is", "jobs are"), self.options.grace
+            logger.info("stopping: %s given %.0f s to finish", jobs, grace)
             self._stop_at = time.monotonic() + grace
         else:
             self._stop_at = 0.0
@@ -330,18 +331,20 @@ class MLXWorker(RQRegistration):
         try:
             self._commit()
         except Exception as error:
-            logger.error("%d answers could not be saved: %s", len(self._outbox), error)
+            answers = counted(len(self._outbox), "answer")
+            logger.error("%s could not be saved: %s", answers, error)
         self._stats.idle()
         self._awake.release()
         self._leases.stop()  # whatever happens: else it would keep the jobs from everybody
         try:
             if self._held:
                 returned = self.claims.hand_back(self._held, count=count)
-                logger.info("handed back %d jobs", returned)
+                logger.info("handed back %s", counted(returned, "job"))
             if not self._name.lost:  # else the records are another's
                 self._leases.forget()
                 self._live.forget()
             self.sign_off(self._name)
         except RedisError as error:
-            logger.error("Redis is away: leases of %d jobs run out (%s)", len(self._held), error)
-        logger.info("worker %s ended %d jobs", self.name, self._outbox.ended)
+            held = counted(len(self._held), "job runs out", "jobs run out")
+            logger.error("Redis is away: leases of %s (%s)", held, error)
+        logger.info("worker %s ended %s", self.name, counted(self._outbox.ended, "job"))

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mlx_rq.jobs.openai.words import counted
+
 
 @dataclass
 class Tally:
@@ -46,6 +48,6 @@ class Tally:
         kinds = ", ".join(f"{count:,} {code}" for code, count in self.errors.most_common())
         return (
             f"{self.total:,} in: {self.answered:,} answered, "
-            f"{errors:,} error{'' if errors == 1 else 's'}{f' ({kinds})' if kinds else ''}, "
+            f"{counted(errors, 'error')}{f' ({kinds})' if kinds else ''}, "
             f"{self.missing:,} missing"
         )

@@ -21,6 +21,7 @@ from mlx_rq.jobs.openai.errors import (
 )
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.schema_types import Schema, read_value
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
@@ -263,7 +264,8 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                 return
             left = math.inf if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise ResultTimeout(f"{len(waiting)} jobs have not ended within {timeout} s")
+                still = counted(len(waiting), "job has", "jobs have")
+                raise ResultTimeout(f"{still} not ended within {timeout} s")
             left = min(left, look_at - time.monotonic())
             streams = _await_entry(connection, keys.COMPLETIONS, position, left)
             last, ended = reading.entries(streams, "job")

@@ -7,6 +7,8 @@ four, so that a client which reads `error.code` never meets a missing key.
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from mlx_rq.jobs.openai.words import counted
+
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error", "cancelled"]
 ErrorObject = dict[str, str | None]
 
@@ -136,7 +138,8 @@ class QueueFull(RequestError):
 
     def __init__(self, limit: Literal["jobs", "bytes"], used: int, most: int, coming: int) -> None:
         if limit == "jobs":
-            why = f"{used:,} jobs wait, {coming:,} would come, and the limit is {most:,}."
+            wait = counted(used, "job waits", "jobs wait")
+            why = f"{wait}, {coming:,} would come, and the limit is {most:,}."
         else:
             why = (
                 f"Redis uses {used:,} bytes, bodies of {coming:,} would come, and the limit is "

@@ -8,6 +8,7 @@ from redis import Redis
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import lost_from, our_queues, waiting_in
 from mlx_rq.jobs.queue.eviction import eviction_warning
@@ -74,11 +75,14 @@ def _losses(connection: Redis, queues: list[dict[str, Any]]) -> Iterator[str]:
             seen = datetime.fromtimestamp(min(lost.at, reading.MAX_UNIX_TIME), UTC).isoformat(
                 sep=" "
             )
-            yield (
-                f"{lost.jobs:,} jobs for {queue['model']!r} ({queue['priority']}) were gone from "
-                f"Redis when their turn came, the last one at {seen}: it has evicted them, or "
-                "somebody has deleted them"
+            which = f"for {queue['model']!r} ({queue['priority']})"
+            gone = counted(
+                lost.jobs,
+                f"job {which} was gone from Redis when its turn came",
+                f"jobs {which} were gone from Redis when their turn came, the last one",
             )
+            them = "it" if lost.jobs == 1 else "them"
+            yield f"{gone} at {seen}: it has evicted {them}, or somebody has deleted {them}"
 
 
 def _count(connection: Redis, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from rq.job import Job as RQJob
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import reading
 from mlx_rq.jobs.queue.results import error_codes
 from mlx_rq.jobs.queue.scripts import tolerant_script
@@ -120,10 +121,10 @@ def _measured(measured: Measured, by: str) -> Iterator[Event]:
     attempt = f"attempt {measured.attempt}"
     yield Event("claimed", measured.claimed_at, ", ".join(filter(None, (by, attempt))))
     steps = (
-        ("rendered", measured.rendered, f"{measured.prompt_tokens:,} tokens"),
+        ("rendered", measured.rendered, counted(measured.prompt_tokens, "token")),
         ("admitted", measured.admitted, _admitted(measured)),
         ("first token", measured.first_token, ""),
-        ("ended", measured.ended, f"{measured.generated_tokens:,} tokens"),
+        ("ended", measured.ended, counted(measured.generated_tokens, "token")),
     )
     for name, seconds, detail in steps:
         if seconds is not None:
@@ -131,7 +132,7 @@ def _measured(measured: Measured, by: str) -> Iterator[Event]:
 
 
 def _admitted(measured: Measured) -> str:
-    said = [f"{measured.cached_tokens:,} tokens computed for others"]
+    said = [counted(measured.cached_tokens, "token") + " computed for others"]
     if measured.first_with:
         said[0] += f" (first for {measured.first_with})"
     if measured.preempted:

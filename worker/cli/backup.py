@@ -14,6 +14,7 @@ from redis import Redis
 
 from mlx_rq.files import put_in_place, replacing, sync_path
 from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.backlog import our_queues, waiting_in
 from mlx_rq.jobs.queue.connection import reachable
 from mlx_rq.jobs.queue.discovery import FOLDER, embedded_url
@@ -48,14 +49,14 @@ def backup(file: Path, data_dir: Path | None) -> None:
     folder = data_folder(data_dir) / FOLDER
     with _running(folder) as url, Redis.from_url(url) as connection, reachable(connection):
         _snapshot(connection)
-        waiting = _count(connection)
+        waiting = _waiting(connection)
         snapshot = folder / _SNAPSHOT
         try:
             with snapshot.open("rb") as source, replacing(file, mode=0o600) as target:
                 shutil.copyfileobj(source, target)
         finally:
             snapshot.unlink(missing_ok=True)
-    click.echo(f"{file}: {file.stat().st_size:,} bytes; {waiting:,} jobs wait")
+    click.echo(f"{file}: {file.stat().st_size:,} bytes; {waiting}")
 
 
 @contextmanager
@@ -83,8 +84,9 @@ def _snapshot(connection: Redis) -> None:
         raise RedisUnavailable("The queue could not be saved: the disk may be full.")
 
 
-def _count(connection: Redis) -> int:
-    return sum(waiting_in(connection, our_queues(connection)))
+def _waiting(connection: Redis) -> str:
+    waiting = sum(waiting_in(connection, our_queues(connection)))
+    return counted(waiting, "job waits", "jobs wait")
 
 
 @click.command()
@@ -115,7 +117,7 @@ def restore(file: Path, data_dir: Path | None, yes: bool) -> None:
                     sys.exit(1)
             put_in_place(present, kept)
         put_in_place(Path(made) / _LOG, present)
-    click.echo(f"{file} is restored: {waiting:,} jobs wait. `mlx-rq up` goes on with them.")
+    click.echo(f"{file} is restored: {waiting}. `mlx-rq up` goes on.")
 
 
 def _is_snapshot(file: Path) -> bool:
@@ -124,8 +126,8 @@ def _is_snapshot(file: Path) -> bool:
         return opened.read(len(max(_SNAPSHOT_STARTS, key=len))).startswith(_SNAPSHOT_STARTS)
 
 
-def _build(folder: Path, file: Path) -> int:
-    """Makes an append-only file of a snapshot, has a server read it, and counts what waits."""
+def _build(folder: Path, file: Path) -> str:
+    """Makes an append-only file of a snapshot, has a server read it, and says what waits."""
     log = folder / _LOG
     log.mkdir(mode=0o700)
     shutil.copyfile(file, log / _BASE)
@@ -133,7 +135,7 @@ def _build(folder: Path, file: Path) -> int:
     (log / "appendonly.aof.manifest").write_text(_MANIFEST)
     try:
         with embedded_valkey(folder, port=None) as url, Redis.from_url(url) as connection:
-            waiting = _count(connection)
+            waiting = _waiting(connection)
     except RedisUnavailable as error:
         raise click.ClickException(f"{file} is no backup that Valkey can read: {error}") from None
     for path in log.iterdir():

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from mlx_rq.jobs.batch.batch import Batch
 from mlx_rq.jobs.batch.tally import Tally
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.webhook_events import tell
 from mlx_rq.jobs.queue.webhooks import check_url
@@ -93,7 +94,7 @@ class _End:
         tally, errors = self.tally, self.tally.errors.total()
         if tally.total:
             words = [f"{tally.answered:,} of {tally.total:,} answered"]
-            words += [f"{errors:,} error{'' if errors == 1 else 's'}"] if errors else []
+            words += [counted(errors, "error")] if errors else []
             words += [f"{tally.missing:,} still to do"] if tally.missing else []
         else:
             words = ["nothing was submitted"]

@@ -15,6 +15,7 @@ from mlx_rq.jobs.batch.lines import Source, read_request
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.requests import ANY_MODEL, Request, asked_model
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.workers import workers_for
 from mlx_rq.worker.cli.batch_progress import duration
@@ -250,11 +251,13 @@ def _print(expected: Forecast, unit: str) -> None:
     for refusal in expected.refused:
         click.echo(f"{unit} {refusal.number}: {refusal.code}: {refusal.message}")
     refused = ", ".join(f"{count:,} {code}" for code, count in expected.errors.items())
-    click.echo(f"{expected.lines:,} {unit}s{', would be refused: ' if refused else ''}{refused}")
+    click.echo(
+        f"{counted(expected.lines, unit)}{', would be refused: ' if refused else ''}{refused}"
+    )
     how = "" if expected.counted else ", estimated from characters"
     click.echo(
-        f"prompts: about {expected.prompt_tokens:,} tokens{how}; {expected.distinct_share:.0%} "
-        "distinct, the rest is shared and computed once"
+        f"prompts: about {counted(expected.prompt_tokens, 'token')}{how}; "
+        f"{expected.distinct_share:.0%} distinct, the rest is shared and computed once"
     )
     if expected.answer_tokens is None or expected.seconds is None:
         click.echo("time: unknown, no live worker has shown its speed on such jobs yet")

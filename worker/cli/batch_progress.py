@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from mlx_rq.jobs.batch.batch import Batch
 from mlx_rq.jobs.batch.tally import Tally
 from mlx_rq.jobs.openai.errors import RedisUnavailable
+from mlx_rq.jobs.openai.words import counted
 
 LINE_SECONDS = 10.0
 """How often a line is printed where there is no terminal."""
@@ -57,7 +58,7 @@ class Measure:
             # Lines that were refused took no time and say nothing about the others.
             words.append(f"{duration(seconds / answers * (batch.tally.total - ended(batch)))} left")
         if errors := batch.tally.errors.total():
-            words.append(f"{errors:,} error{'' if errors == 1 else 's'}")
+            words.append(counted(errors, "error"))
         return words
 
 
@@ -125,11 +126,16 @@ def _resumption(tally: Tally) -> str | None:
     """Says what of the input was done before, and what of the output is out of date."""
     words = []
     if tally.resumed:
-        words.append(f"going on: {tally.resumed:,} of {tally.total:,} were done before")
+        were = "was" if tally.resumed == 1 else "were"
+        words.append(f"going on: {tally.resumed:,} of {tally.total:,} {were} done before")
     if tally.outdated:
         words.append(
-            f"{tally.outdated:,} answers belong to lines that are gone or have changed; "
-            "they are kept aside at the end"
+            counted(
+                tally.outdated,
+                "answer belongs to a line that is gone or has changed; it is kept aside at the end",
+                "answers belong to lines that are gone or have changed; "
+                "they are kept aside at the end",
+            )
         )
     return "; ".join(words) or None
 
@@ -151,14 +157,19 @@ def stopped(batch: Batch) -> str:
         decoding = flight.decoding()
     except (RedisError, RedisUnavailable):
         decoding = 0
-    left = {
-        "wait for those before them": flight.held,
-        "run": decoding,
-        "wait": flight.running - decoding,
-        "are not submitted yet": tally.missing - flight.held - flight.running,
-    }
-    words = ", ".join(f"{count:,} {what}" for what, count in left.items() if count > 0)
+    left = (
+        (flight.held, "waits for those before it", "wait for those before them"),
+        (decoding, "runs", "run"),
+        (flight.running - decoding, "waits", "wait"),
+        (
+            tally.missing - flight.held - flight.running,
+            "is not submitted yet",
+            "are not submitted yet",
+        ),
+    )
+    words = ", ".join(counted(*what) for what in left if what[0] > 0)
+    are = "is" if tally.done == 1 else "are"
     return (
-        f"Stopped: {tally.done:,} of {tally.total:,} are done, {words}. Jobs go on without this "
+        f"Stopped: {tally.done:,} of {tally.total:,} {are} done, {words}. Jobs go on without this "
         "command; the same command takes them up again."
     )

@@ -7,6 +7,7 @@ import click
 
 from mlx_rq.jobs.batch.state import open_state, state_of
 from mlx_rq.jobs.openai.errors import JobNotFound
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.unfinished import unfinished_jobs
@@ -84,9 +85,13 @@ def _cancel_many(
     with reachable(connection):
         found = unfinished_jobs(connection, model=model, batch=batch, only_waiting=only_waiting)
         if found and not yes:
-            which = "that wait" if only_waiting else "that wait or run"
+            which = (
+                counted(len(found), "job that waits", "jobs that wait")
+                if only_waiting
+                else counted(len(found), "job that waits or runs", "jobs that wait or run")
+            )
             when_interrupted(_NOTHING)
-            if not click.confirm(f"Cancel {len(found):,} jobs {which}?", err=True):
+            if not click.confirm(f"Cancel {which}?", err=True):
                 click.echo(_NOTHING, err=True)
                 sys.exit(1)
             when_interrupted("Stopped. Look with `mlx-rq status` which jobs are cancelled.")
@@ -94,7 +99,7 @@ def _cancel_many(
     if as_json:
         print_json({"cancelled": len(ended)})
     else:
-        click.echo(f"{len(ended):,} jobs cancelled")
+        click.echo(f"{counted(len(ended), 'job')} cancelled")
 
 
 def _cancel_named(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.connection import new_connection
 from mlx_rq.jobs.queue.status import status
 from mlx_rq.worker.cli.batch_progress import duration
@@ -83,7 +84,7 @@ def words(state: Mapping[str, Any], name: str | None = None) -> str:
     waiting = sum(queue["queued"] for queue in queues) + _sum(workers, "waiting")
     speed = sum(worker["rates"]["now"]["generated_tokens"] for worker in workers)
     parts = [
-        f"{_sum(workers, 'running')} of {_sum(workers, 'capacity')} rows",
+        f"{_sum(workers, 'running')} of {counted(_sum(workers, 'capacity'), 'row')}",
         f"{count(speed)} tokens/s",
         f"{waiting:,} waiting",
         f"{_sum(workers, 'ended'):,} ended",

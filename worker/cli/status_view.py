@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.trace import Event
 from mlx_rq.worker.cli.batch_progress import duration
 from mlx_rq.worker.cli.queue import limit_lines
@@ -78,8 +79,8 @@ def loaded(worker: Mapping[str, Any]) -> str:
 
 
 def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{worker['running']} of {worker['capacity']} rows run"
-    yield f"{worker['waiting']:,} wait in it"
+    yield f"{worker['running']} of {counted(worker['capacity'], 'row runs', 'rows run')}"
+    yield counted(worker["waiting"], "waits in it", "wait in it")
     yield f"{worker['ended']:,} ended"
 
 

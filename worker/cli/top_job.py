@@ -10,6 +10,7 @@ from rich.text import Text
 from mlx_rq.jobs.client.job import UNFINISHED
 from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import JobNotFound, RequestError
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.cli.job_ids import find_job
 from mlx_rq.worker.cli.status_view import life_lines, line
 
@@ -67,7 +68,7 @@ class JobView:
         yield line(f"job {self._detail['id']}", "bold")
         yield from _state(self._detail)
         if self.unfinished_id is not None and (so_far := tokens.get(self.unfinished_id)):
-            yield line(f"  {so_far:,} tokens so far")
+            yield line(f"  {counted(so_far, 'token')} so far")
         yield line("life", "bold")
         for text in life_lines(self._detail["life"]):
             yield line(f"  {text}")

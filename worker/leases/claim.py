@@ -19,6 +19,7 @@ from rq import Queue
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.finish import Lease
 from mlx_rq.jobs.queue.options import (
@@ -251,7 +252,12 @@ class Claims:
         if not lost:
             return
         names = f": {', '.join(self._gone)}" if len(self._gone) == lost else ""
-        logger.error("%d jobs were gone from Redis when their turn came%s", lost, names)
+        jobs = counted(
+            lost,
+            "job was gone from Redis when its turn came",
+            "jobs were gone from Redis when their turn came",
+        )
+        logger.error("%s%s", jobs, names)
         self._gone.clear()
 
     def wait(self, seconds: float, models: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from rq.job import Job as RQJob
 from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.finish import execution_key_parts, key_names
@@ -172,7 +173,12 @@ def _give_back_expired(connection: Redis, due: list[Ending]) -> int:
     held, ends = [lease.held for lease in due], [lease.end for lease in due]
     returned = give_back(connection, held, count="in_flight", ends=ends) if held else 0
     if returned:
-        logger.warning("the leases of %d jobs ran out: they are queued again", returned)
+        ran_out = counted(
+            returned,
+            "job ran out: it is queued again",
+            "jobs ran out: they are queued again",
+        )
+        logger.warning("the leases of %s", ran_out)
     return returned
 
 
@@ -246,6 +252,5 @@ def reap_dead_of_this_machine(connection: Redis, machine: str) -> None:
     for worker in live_workers(connection):
         if has_died(worker, machine):
             returned = reap(connection, worker["name"])
-            logger.warning(
-                "worker %s died here: %d of its jobs are queued again", worker["name"], returned
-            )
+            again = counted(returned, "of its jobs is", "of its jobs are")
+            logger.warning("worker %s died here: %s queued again", worker["name"], again)

@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from mlx_rq.jobs.openai.words import counted
+
 LEAST_TURN, LONGEST_TURN = 8, 32
 """How many times as long as two changes a model stays, at least, while there is work for it."""
 
@@ -163,7 +165,10 @@ class Choice:
 
     def _weighed(self, model: str, there: Backlog, here: Backlog | None) -> Change:
         """Weighs what waits for a model against what there is to do for the loaded one."""
-        waited, jobs = self._waited(model), f"{there.jobs:,} jobs wait for it"
+        waited, jobs = (
+            self._waited(model),
+            counted(there.jobs, "job waits for it", "jobs wait for it"),
+        )
         changes, loaded_at = self._seconds_for_changes(model)
         if model in self._elsewhere and waited < min(changes, self._max_wait):
             return Change(model, f"{jobs}, and another worker has it loaded", due=False)

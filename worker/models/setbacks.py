@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.switch import ServedModel
 
@@ -43,13 +44,14 @@ class Setbacks:
         self._rests_until: dict[str, float] = {}
         for model, deaths in notes.deaths().items():
             ago = max(0.0, time.time() - deaths.last)  # the clock may have been set back
-            logger.error("%d workers died while they loaded %s", deaths.count, model)
+            died = counted(deaths.count, "worker died while it", "workers died while they")
+            logger.error("%s loaded %s", died, model)
             if deaths.count < MOST_DEATHS:
                 rest = AGAIN_SECONDS * 2 ** (deaths.count - 1) - ago
                 self._rests_until[model] = clock() + rest
             else:
                 reason = (
-                    f"{deaths.count} workers died while they loaded it, most likely for want of "
+                    f"{died} loaded it, most likely for want of "
                     "memory; choose a smaller one, or one of fewer bits"
                 )
                 self._failures[model] = _Failure(reason, clock() + GIVEN_UP_SECONDS - ago)

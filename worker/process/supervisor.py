@@ -19,6 +19,7 @@ from types import FrameType
 
 from redis import Redis
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
 from mlx_rq.worker.leases.name import NameLease, new_holder
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
@@ -239,7 +240,9 @@ class Supervisor:
         if self._name_lease.is_anothers():  # then the worker never was what its name says
             return
         returned = reap(self._connection, self._name)
-        logger.warning("%d jobs of the dead worker are queued again", returned)
+        if returned:
+            jobs = counted(returned, "job of the dead worker is", "jobs of the dead worker are")
+            logger.warning("%s queued again", jobs)
 
     def _reap_others(self) -> None:
         reap_dead_of_this_machine(self._connection, self._machine)

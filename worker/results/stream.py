@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from redis import Redis
 
 from mlx_rq.engine.interface import Engine, Partial
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.stream import Delta, Kind, publish
@@ -78,7 +79,9 @@ class StreamPublisher:
             return reading.WRONG_TYPE not in reading.ask_all(pipe)
 
     def _redis_failed(self, error: Exception) -> None:
-        logger.warning("Redis did not take the text of %d jobs: %s", len(self._told), error)
+        logger.warning(
+            "Redis did not take the text of %s: %s", counted(len(self._told), "job"), error
+        )
 
 
 def _since(told: _Told, said: Sequence[Partial]) -> list[Delta]:

@@ -126,7 +126,7 @@ def test_queue_that_the_operator_limits(start_server: StartServer, connection: R
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
     error = refused.json()["error"]
     assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
-    with pytest.raises(openai.RateLimitError, match="1 jobs wait, 1 would come"):
+    with pytest.raises(openai.RateLimitError, match="1 job waits, 1 would come"):
         server.client().responses.create(model="default", input="Hi", background=True)
 
 

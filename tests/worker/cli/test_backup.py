@@ -74,4 +74,4 @@ def test_what_is_no_backup_changes_nothing(run: Callable[..., Result], tmp_path:
     assert (refused.exit_code, "is there already, and is no backup" in refused.stderr) == (2, True)
     assert other.read_bytes() == b"a,b\n1,2\n"
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["appendonlydir"]
-    assert run("backup", str(file)).stdout.endswith("1 jobs wait\n")
+    assert run("backup", str(file)).stdout.endswith("1 job waits\n")

@@ -93,7 +93,7 @@ class TestLimits:
         run("submit", "Hi")
         refused = run("submit", "Hi")
         assert refused.exit_code == 1
-        assert refused.stderr.startswith("Error: The queue is full: 1 jobs wait, 1 would come")
+        assert refused.stderr.startswith("Error: The queue is full: 1 job waits, 1 would come")
         assert len(refused.stderr.splitlines()) == 1
 
 

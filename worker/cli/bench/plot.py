@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.cli.bench.report import Report, Sample
 
 
@@ -30,7 +31,7 @@ def _decode(axes: Any, report: Report) -> None:
         _line(axes, points, f"{context:,} tokens of context")
     if report.best_batch is not None:
         axes.axvline(report.best_batch, color="grey", linewidth=0.8, linestyle=":")
-        axes.set_title(f"best batch: {report.best_batch} rows", fontsize="medium")
+        axes.set_title(f"best batch: {counted(report.best_batch, 'row')}", fontsize="medium")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda rows, _: f"{rows:g}")
     _labelled(axes, "rows", "decoded tokens/s of all rows together")
@@ -41,7 +42,7 @@ def _prefill(axes: Any, report: Report) -> None:
     speeds = [one for one in report.speeds if one.kind == "prefill"]
     for rows in sorted({one.rows for one in speeds}):
         points = {one.context: one.tokens_per_second for one in speeds if one.rows == rows}
-        _line(axes, points, f"{rows} row{'' if rows == 1 else 's'}")
+        _line(axes, points, counted(rows, "row"))
     _labelled(axes, "tokens of context", "prefilled tokens/s of all rows together")
 
 

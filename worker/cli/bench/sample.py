@@ -12,6 +12,7 @@ from mlx_rq.engine.models.device import Device
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.requests import Request
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.cli.bench.report import JobsPerHour, Report, Run, Sample, Work
 from mlx_rq.worker.cli.bench.work import Job
 
@@ -68,7 +69,7 @@ def run_sample(
     """Runs the chosen jobs both ways, and puts that into the report."""
     runs: tuple[Run, ...] = ()
     for way in (UNSHARED, SHARED):
-        say(f"{len(chosen.jobs)} jobs: {way}")
+        say(f"{counted(len(chosen.jobs), 'job')}: {way}")
         run, cut = _run(chosen, report, model, device, way)
         runs = (run, *runs)
         report.sample = Sample(

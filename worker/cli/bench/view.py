@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.cli.bench.report import JobsPerHour, Kind, Report, Run, Sample, Work
 from mlx_rq.worker.cli.status_view import count, line
 
@@ -80,8 +81,8 @@ def batch_words(report: Report) -> Iterator[str]:
     """Says what `--batch auto` goes by from now on."""
     if report.best_batch is not None:
         yield (
-            f"Best batch: {report.best_batch} rows, the fewest with nearly the most tokens/s; "
-            "--batch auto takes it."
+            f"Best batch: {counted(report.best_batch, 'row')}, the fewest with nearly the most "
+            "tokens/s; --batch auto takes it."
         )
 
 
@@ -89,8 +90,8 @@ def work_words(work: Work) -> Iterator[str]:
     """Says what the prompts share."""
     refused = f" ({work.refused:,} more cannot be answered)" if work.refused else ""
     yield (
-        f"{work.jobs:,} jobs{refused}: {count(work.prompt_tokens)} prompt tokens, of which "
-        f"{count(work.computed_tokens)} are computed "
+        f"{counted(work.jobs, 'job')}{refused}: {count(work.prompt_tokens)} prompt tokens, of "
+        f"which {count(work.computed_tokens)} are computed "
         f"({work.prompt_tokens / max(1, work.computed_tokens):.1f} x fewer; "
         f"{count(work.distinct_tokens)} are distinct)."
     )
