@@ -39,14 +39,14 @@ it as a dead letter with an error object.
 
 
 def _offered(
-    *, http: dict[str, Any] | None = None, command: str | None = None
-) -> dict[str, dict[str, Any] | str | None]:
+    *, http: dict[str, Any] | None = None, command: str | None = None, seconds: bool = False
+) -> dict[str, dict[str, Any] | str | bool | None]:
     """Says where else an option is offered.
 
     `http`: the limits of the parameter of `/v1/jobs`; `command`: the help of the command line's
-    option. None: it has none of that name.
+    option. None: it has none of that name. `seconds`: it is a length of time.
     """
-    return {"http": http, "command": command}
+    return {"http": http, "command": command, "seconds": seconds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,9 @@ class JobOptions:
     result_ttl: int = field(
         default=DEFAULT_RESULT_TTL,
         metadata=_offered(
-            http={"ge": 1, "lt": MAX_SECONDS + 1}, command="Seconds to keep a result."
+            http={"ge": 1, "lt": MAX_SECONDS + 1},
+            command="How long a result is kept: seconds, or as in 12h, 7d.",
+            seconds=True,
         ),
     )
     """Whole seconds, 1 to 2**31 - 1, by default 7 days: how long the result, and all that is known
@@ -72,7 +74,8 @@ class JobOptions:
         default=None,
         metadata=_offered(
             http={"gt": 0, "lt": MAX_SECONDS + 1},
-            command="Seconds that an attempt may take, once it has begun.",
+            command="How long an attempt may take, once it has begun: seconds, or as in 10m.",
+            seconds=True,
         ),
     )
     """Seconds, above 0 and up to 2**31 - 1: how long each attempt may take, counted from when the

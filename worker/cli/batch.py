@@ -36,6 +36,7 @@ from mlx_rq.worker.cli.batch_progress import stopped, watching
 from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
 from mlx_rq.worker.cli.completion import complete_served
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
+from mlx_rq.worker.cli.value_types import WholeNumber
 
 NOT_FINISHED = 2
 
@@ -87,7 +88,7 @@ def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> 
 @option("--dry-run", is_flag=True, help="Show the first prompts and what it takes; run nothing.")
 @option(
     "--in-flight",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=default_of(BatchOptions, "window"),
     help="Most jobs at once.",
 )

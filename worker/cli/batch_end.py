@@ -44,7 +44,8 @@ def _a_url(_: click.Context, __: click.Parameter, url: str | None) -> str | None
         try:
             check_url(url)
         except RequestError as error:
-            raise click.BadParameter(str(error)) from None
+            fault = str(error).removeprefix(f"Invalid '{error.param}': ")  # click says which
+            raise click.BadParameter(fault) from None
     return url
 
 

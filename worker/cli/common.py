@@ -3,16 +3,14 @@
 import errno
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from mlx_rq.jobs.openai.sizes import parse_bytes
 from mlx_rq.jobs.queue.connection import DEFAULT_URL
 from mlx_rq.jobs.queue.discovery import default_data_dir
 from mlx_rq.worker.cli.machine import why_not_here
@@ -20,12 +18,6 @@ from mlx_rq.worker.cli.machine import why_not_here
 ENVIRONMENT_PREFIX = "MLX_RQ"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-if TYPE_CHECKING:
-    Number = click.ParamType[int]
-    NumberOrWord = click.ParamType[int | str]
-else:  # generic only from click 8.4 on
-    Number = NumberOrWord = click.ParamType
 
 
 CONFIGURATION = "mlx_rq.configuration"
@@ -91,34 +83,6 @@ redis_option = option(
     show_default=f"that of a running `mlx-rq up`, else {DEFAULT_URL}",
     help="Where the queue is: redis://, rediss://, unix:// or redis+sentinel://.",
 )
-
-
-class ByteCount(Number):
-    """A number of bytes, with a unit if wanted: 500MB, 8GB."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: Any, context: Any) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_bytes(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, context)
-
-
-class Duration(Number):
-    """A number of seconds, or of other units: 90, 90s, 10m, 2h."""
-
-    name = "duration"
-    _UNITS: ClassVar[Mapping[str, int]] = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-    def convert(self, value: Any, param: Any, context: Any) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", str(value).strip().lower())
-        seconds = 0.0 if match is None else float(match[1]) * self._UNITS[match[2]]
-        if not 1 <= seconds < float("inf"):
-            self.fail(f"{value!r} is no length of time, such as 90s, 10m or 2h", param, context)
-        return round(seconds)
 
 
 AS_JSON = "mlx_rq.as_json"

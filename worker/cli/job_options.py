@@ -8,6 +8,7 @@ import click
 
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.worker.cli.common import Command, option
+from mlx_rq.worker.cli.value_types import Duration, WholeNumber
 
 
 def _offered() -> list[Field[Any]]:
@@ -22,7 +23,7 @@ def job_options(**settings: Mapping[str, Any]) -> Callable[[Command], Command]:
         for field in reversed(_offered()):
             flag = f"--{field.name.replace('_', '-')}"
             declared = {
-                "type": _click_type(field.type),
+                "type": _click_type(field),
                 "default": field.default,
                 "help": field.metadata["command"],
                 **settings.get(field.name, {}),
@@ -38,8 +39,11 @@ def take_job_options(given: Mapping[str, Any]) -> JobOptions:
     return JobOptions(**{field.name: given[field.name] for field in _offered()})
 
 
-def _click_type(annotation: Any) -> Any:
-    """Gives click's type for a field's: a choice for a literal, float for `float | None`."""
-    if get_origin(annotation) is Literal:
-        return click.Choice(get_args(annotation))
-    return next(iter(get_args(annotation)), annotation)
+def _click_type(field: Field[Any]) -> Any:
+    """Gives the type of an option: a choice for a literal, a length of time, or a number."""
+    if get_origin(field.type) is Literal:
+        return click.Choice(get_args(field.type))
+    # What is too little or too much, JobOptions says itself.
+    if field.metadata["seconds"]:
+        return Duration(None, whole=field.type is int)
+    return WholeNumber()

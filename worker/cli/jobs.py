@@ -21,7 +21,6 @@ from mlx_rq.jobs.queue.trace import trace as trace_of
 from mlx_rq.worker.cli.answers import follow_job, print_result
 from mlx_rq.worker.cli.browser import open_page
 from mlx_rq.worker.cli.common import (
-    Duration,
     json_option,
     option,
     print_json,
@@ -32,6 +31,7 @@ from mlx_rq.worker.cli.completion import complete_job, complete_served
 from mlx_rq.worker.cli.job_ids import STDIN, find_job, read_stdin
 from mlx_rq.worker.cli.job_options import job_options
 from mlx_rq.worker.cli.status_view import life_lines, view
+from mlx_rq.worker.cli.value_types import Duration
 
 TRACE_VIEWER = "https://ui.perfetto.dev"
 
@@ -158,9 +158,9 @@ def submit(
 @option(
     "--timeout",
     envvar=None,
-    type=float,
+    type=Duration(),
     default=None,
-    help="Seconds to wait.",
+    help="How long to wait: seconds, or as in 10m.",
     show_default="no limit",
 )
 @option("--no-wait", is_flag=True, help="Only look: exit 1 where there is no result yet.")
@@ -238,9 +238,8 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
 @option("--open", "opens", is_flag=True, help="Write it, and open the page that shows it.")
 @option(
     "--last",
-    type=Duration(),
+    type=Duration(1),
     default="15m",
-    metavar="TIME",
     help="Of how long, for --chrome and --open.",
 )
 @json_option
@@ -249,7 +248,7 @@ def trace(
     job_id: str | None,
     chrome: Path | None,
     opens: bool,
-    last: int,
+    last: float,
     as_json: bool,
     redis_url: str | None,
 ) -> None:

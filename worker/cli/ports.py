@@ -4,9 +4,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-import click
-
 from mlx_rq.worker.cli.common import Command, option
+from mlx_rq.worker.cli.value_types import WholeNumber
 
 DEFAULT_HTTP_PORT = 8000
 
@@ -51,7 +50,7 @@ def http_port_option(least: int) -> Callable[[Command], Command]:
     """Declares `--port`, of the HTTP server."""
     return option(
         "--port",
-        type=click.IntRange(least, 65535),
+        type=WholeNumber(least, 65535),
         default=DEFAULT_HTTP_PORT,
         envvar=["MLX_RQ_PORT", "MLX_RQ_HTTP_PORT"],
         help="The port of the HTTP server.",

@@ -7,14 +7,8 @@ import click
 
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.limits import MOST, limits_in_use, set_limits
-from mlx_rq.worker.cli.common import (
-    ByteCount,
-    Number,
-    NumberOrWord,
-    json_option,
-    print_json,
-    redis_option,
-)
+from mlx_rq.worker.cli.common import json_option, print_json, redis_option
+from mlx_rq.worker.cli.value_types import ByteCount, Number, NumberOrWord, WholeNumber
 
 _NO_LIMIT = "none"
 
@@ -22,7 +16,7 @@ _NO_LIMIT = "none"
 class _Limit(NumberOrWord):
     """What another type reads, or `none`."""
 
-    def __init__(self, of: Number) -> None:
+    def __init__(self, of: Number | WholeNumber) -> None:
         self._of = of
         self.name = f"{of.name} or {_NO_LIMIT}"
 
@@ -38,7 +32,7 @@ class _Limit(NumberOrWord):
 # Not from the environment: a limit that is set somewhere else would be set again by each look.
 @click.command()
 @click.option(
-    "--jobs", type=_Limit(click.IntRange(1)), metavar="NUMBER|none", help="Jobs that may wait."
+    "--jobs", type=_Limit(WholeNumber(1)), metavar="NUMBER|none", help="Jobs that may wait."
 )
 @click.option(
     "--bytes",

@@ -10,6 +10,7 @@ from mlx_rq.jobs.queue.eviction import warn_of_eviction
 from mlx_rq.jobs.queue.webhooks import read_networks, read_secrets
 from mlx_rq.worker.cli.common import data_folder, default_of, needs_extra, option, redis_option
 from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_answered
+from mlx_rq.worker.cli.value_types import WholeNumber
 
 
 @click.command(context_settings=OLD_NAMES)
@@ -36,21 +37,21 @@ from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_answered
 )
 @option(
     "--requests-per-minute",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=None,
     help="How often each key may ask.",
     show_default="no limit",
 )
 @option(
     "--jobs-per-key",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=None,
     help="Jobs of one key that may be on their way at once.",
     show_default="no limit",
 )
 @option(
     "--max-queued",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=default_of(Settings, "max_queued"),
     help="Jobs that may wait for a model.",
 )

@@ -20,6 +20,7 @@ from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
 from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
 from mlx_rq.worker.cli.valkey import DEFAULT_PORT, LOG_FILE, embedded_valkey
+from mlx_rq.worker.cli.value_types import WholeNumber
 from mlx_rq.worker.cli.worker_options import data_dir_option, worker_options
 
 _LOOK_SECONDS = 0.2
@@ -31,7 +32,7 @@ Process = subprocess.Popen[bytes]
 @click.command(context_settings=OLD_NAMES)
 @worker_options
 @http_port_option(1)
-@option("--queue-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
+@option("--queue-port", type=WholeNumber(1, 65535), default=DEFAULT_PORT, help="Valkey's port.")
 @data_dir_option("Where the queue's data lasts.")
 @option("--http/--no-http", default=True, help="Open the HTTP server too, on loopback.")
 @option("--show-content", is_flag=True, help="Have the server's page show prompts and answers.")

@@ -17,6 +17,7 @@ from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.models import AskedModel, asked_models, served_models
 from mlx_rq.worker.cli.pause_options import awake_unless, pause_of
 from mlx_rq.worker.cli.processes import environment_with, program_of
+from mlx_rq.worker.cli.value_types import WholeNumber
 from mlx_rq.worker.cli.worker_options import data_dir_option, worker_options
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import QuietHours
@@ -26,7 +27,7 @@ from mlx_rq.worker.process.supervisor_pipe import FD_VARIABLE, NAME_TAKEN, REDIS
 @click.command()
 @worker_options
 @option("--burst", is_flag=True, help="Stop when the queues are empty.")
-@option("--max-jobs", type=click.IntRange(1), default=None, help="Stop after so many jobs.")
+@option("--max-jobs", type=WholeNumber(1), default=None, help="Stop after so many jobs.")
 @option("--name", default=None, help="The worker's name in RQ.", show_default="random")
 @data_dir_option("Where answers are kept that Redis does not take.")
 @option(

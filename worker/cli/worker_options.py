@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from mlx_rq.jobs.openai.sizes import parse_bytes
-from mlx_rq.worker.cli.common import ByteCount, Command, Duration, NumberOrWord, default_of, option
+from mlx_rq.worker.cli.common import Command, default_of, option
 from mlx_rq.worker.cli.completion import complete_model
 from mlx_rq.worker.cli.models import DEMO_MODEL
 from mlx_rq.worker.cli.pause_options import pause_options
+from mlx_rq.worker.cli.value_types import ByteCount, Duration, NumberOrWord, WholeNumber
 from mlx_rq.worker.options import WorkerOptions
 
 MIN_STALL = 60.0
@@ -89,9 +90,8 @@ _worker_options = (
     ),
     option(
         "--unload-after",
-        type=Duration(),
+        type=Duration(1),
         default=None,
-        metavar="TIME",
         show_default="never",
         help="Free the model's memory when there was nothing to do for so long, as in 10m.",
     ),
@@ -134,39 +134,41 @@ _worker_options = (
     ),
     option(
         "--window",
-        type=click.IntRange(1),
+        type=WholeNumber(1),
         default=default_of(WorkerOptions, "window"),
         help="Jobs that are claimed and planned together, at most.",
     ),
     option(
         "--window-tokens",
-        type=click.IntRange(1),
+        type=WholeNumber(1),
         default=default_of(WorkerOptions, "window_tokens"),
         help="Tokens of the prompts that wait in the worker, at most (about).",
     ),
     option(
         "--lease",
-        type=click.IntRange(2),
+        type=Duration(2, whole=True),
         default=default_of(WorkerOptions, "lease"),
-        help="Seconds until a dead worker's jobs go back to the queue.",
+        help="After so long a dead worker's jobs go back to the queue: seconds, or as in 2m.",
     ),
     option(
         "--grace",
-        type=click.FloatRange(0),
+        type=Duration(),
         default=default_of(WorkerOptions, "grace"),
-        help="Seconds to finish after a stop signal; what is left goes back to the queue.",
+        help="How long jobs may finish after a stop signal: seconds, or as in 10m; what is left "
+        "goes back to the queue.",
     ),
     option(
         "--max-wait",
-        type=click.FloatRange(0),
+        type=Duration(),
         default=default_of(WorkerOptions, "max_wait"),
-        help="Seconds after which a job goes before all others.",
+        help="A job that waited so long goes before all others: seconds, or as in 10m, 2h.",
     ),
     option(
         "--stall",
-        type=click.FloatRange(MIN_STALL),
+        type=Duration(MIN_STALL),
         default=default_of(WorkerOptions, "stall"),
-        help="Seconds without progress after which the worker is killed and started again.",
+        help="A worker without progress for so long is killed and started again: seconds, or as "
+        "in 10m.",
     ),
     option(
         "--close-json",

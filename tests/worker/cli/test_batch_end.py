@@ -190,7 +190,10 @@ class TestTheWebhook:
         source = write_jsonl(tmp_path / "in.jsonl", batch_lines(1))
         result = run(source, "--webhook", "example.org/hook")
         assert result.exit_code == 2
-        assert "expected an http or https URL, as in https://example.org/hook" in result.stderr
+        assert result.stderr.splitlines()[-1] == (
+            "Error: Invalid value for '--webhook': expected an http or https URL, as in "
+            "https://example.org/hook, but got 'example.org/hook' instead."
+        )
 
     def test_without_a_redis_is_said(self, tmp_path: Path) -> None:
         source = write_jsonl(tmp_path / "in.jsonl", batch_lines(1))

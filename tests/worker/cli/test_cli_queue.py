@@ -68,8 +68,8 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("option", "value", "fault"),
         [
-            ("--jobs", "0", "0 is not in the range x>=1"),
-            ("--jobs", "many", "'many' is not a valid integer"),
+            ("--jobs", "0", "'0' is no whole number of 1 or more"),
+            ("--jobs", "many", "'many' is no whole number of 1 or more"),
             ("--bytes", "2 apples", "'2 apples' is not a number of bytes such as 500MB or 8GB"),
             ("--bytes", "0", "'0' is not a number of bytes"),
             ("--jobs", "1" + "0" * 18, "is above 999999999999999999, the highest limit"),

@@ -11,9 +11,9 @@ from fakes import FakeEngine
 
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.models.load import ModelError
-from mlx_rq.worker.cli.common import Duration
 from mlx_rq.worker.cli.main import main
 from mlx_rq.worker.cli.models import DEMO_MODEL, AskedModel, asked_models, served_models
+from mlx_rq.worker.cli.value_types import Duration
 
 
 def listed(tmp_path: Path, text: str) -> Path:
@@ -130,10 +130,41 @@ def test_the_environment_may_name_several_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("600", 600)]
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("600", 600), ("7d", 604_800), ("0", 0)],
 )
 def test_lengths_of_time(text: str, seconds: int) -> None:
     assert Duration().convert(text, None, None) == seconds
+
+
+def test_every_length_of_time_may_have_a_unit() -> None:
+    command = main.get_command(click.Context(main), "worker")
+    assert command is not None
+    given = ["--max-wait", "10m", "--grace", "90s", "--lease", "2m", "--stall", "1h"]
+    params = command.make_context("worker", given).params
+    assert {name: params[name] for name in ("max_wait", "grace", "lease", "stall")} == {
+        "max_wait": 600,
+        "grace": 90,
+        "lease": 120,
+        "stall": 3600,
+    }
+    assert isinstance(params["lease"], int)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "fault"),
+    [
+        ("--max-wait", "soon", "'soon' is no length of time, such as 90s, 10m or 2h"),
+        ("--stall", "5s", "'5s' is too short: take 60s or more"),
+        ("--lease", "2.5", "'2.5' is no whole number of seconds"),
+        ("--port", "0", "'0' is no whole number from 1 to 65535"),
+        ("--window", "many", "'many' is no whole number of 1 or more"),
+    ],
+)
+def test_a_wrong_number_or_time_is_told_in_plain_words(option: str, value: str, fault: str) -> None:
+    refused = CliRunner().invoke(main, ["up", option, value])
+    assert refused.exit_code == 2
+    assert f"Invalid value for '{option}': {fault}\n" in refused.stderr
 
 
 @pytest.mark.parametrize(

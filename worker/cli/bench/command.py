@@ -24,6 +24,7 @@ from mlx_rq.worker.cli.common import (
 from mlx_rq.worker.cli.completion import complete_model
 from mlx_rq.worker.cli.model import ensure_model
 from mlx_rq.worker.cli.models import DEMO_MODEL
+from mlx_rq.worker.cli.value_types import WholeNumber
 from mlx_rq.worker.cli.worker_options import data_dir_option
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _QUICK_SECONDS = (5.0, 15.0)
 @option(
     "--answer-tokens",
     envvar=None,
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=64,
     help="The most tokens of an answer in the sample: as long as yours are.",
 )

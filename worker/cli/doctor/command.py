@@ -29,6 +29,7 @@ from mlx_rq.worker.cli.doctor.places import place_findings
 from mlx_rq.worker.cli.doctor.private import private_findings
 from mlx_rq.worker.cli.doctor.queue import queue_findings, worker_findings
 from mlx_rq.worker.cli.doctor.services import service_findings
+from mlx_rq.worker.cli.value_types import Duration
 
 _MARKS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -54,9 +55,9 @@ _SECRET_FILES = ("api-key-file", "webhook-secret-file")
 @option(
     "--timeout",
     envvar=None,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Duration(0.1),
     default=60.0,
-    help="Seconds to wait for that.",
+    help="How long to wait for that: seconds, or as in 10m.",
 )
 @click.option(
     "--fix", is_flag=True, help="Do what is safe: rights, leftovers, the embedded queue's settings."

@@ -21,6 +21,7 @@ from mlx_rq.worker.cli.service.launchd import Launchd
 from mlx_rq.worker.cli.service.logged import run_logged
 from mlx_rq.worker.cli.service.manager import manager as system_manager
 from mlx_rq.worker.cli.service.systemd import Systemd
+from mlx_rq.worker.cli.value_types import WholeNumber
 
 _RUN = ("up", "worker", "serve")
 
@@ -154,7 +155,7 @@ def status(name: str, as_json: bool) -> None:
 
 @service.command()
 @_named
-@click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
+@click.option("-n", "--lines", type=WholeNumber(1), default=100, show_default=True)
 @click.option("-f", "--follow", is_flag=True, help="Go on as the log grows.")
 def logs(name: str, lines: int, follow: bool) -> None:
     """Show the log of a service."""
