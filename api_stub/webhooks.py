@@ -24,10 +24,12 @@ from mlx_rq.jobs.queue.connection import connect
 from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.webhook_events import is_event, read_event
 from mlx_rq.jobs.queue.webhooks import (
+    DELIVERS_SECONDS,
     Delivery,
     claim_due,
     is_allowed,
     postpone,
+    say_delivers,
     settle,
     signed_headers,
     url_of,
@@ -79,6 +81,7 @@ class Webhooks:
         self._settings = settings
         self._redis_url = redis_url
         self._redis = RedisRetry(self._redis_failed, seconds=_RETRY_SECONDS)
+        self._say_at = 0.0
 
     async def run(self) -> None:
         """Delivers what is due until it is cancelled; what is on its way then is taken up later."""
@@ -106,6 +109,9 @@ class Webhooks:
 
             def claim() -> None:
                 due.extend(claim_due(connection, limit))
+                if (now := time.monotonic()) >= self._say_at:
+                    say_delivers(connection)
+                    self._say_at = now + DELIVERS_SECONDS / 3
 
             await run_in_threadpool(self._redis.attempt, claim)
         return due

@@ -27,6 +27,7 @@
     mlx-rq:webhooks                 zset     ended jobs, and events, of which webhooks tell, by when
     mlx-rq:webhook-tries            hash     how often each of those was tried
     mlx-rq:webhook-event:<name>     string   what is told of what is no job; JSON; TTL
+    mlx-rq:webhook-server           string   that an HTTP server delivers; TTL of seconds
 
 RQ's queues are called `mlx-rq:<model>:<priority>`, the model percent-encoded, because model ids
 hold slashes and RQ joins queue names with commas.
@@ -65,6 +66,8 @@ WEBHOOKS_KEPT = 100_000
 """Webhooks that wait where no HTTP server sends any; the oldest are dropped."""
 
 WEBHOOK_TRIES = "mlx-rq:webhook-tries"
+
+WEBHOOK_SERVER = "mlx-rq:webhook-server"
 
 OWNER = "mlx-rq:owner:"
 """Before the name of a beginning (`mlx_rq.jobs.queue.affinity`): the worker that owns it."""

@@ -34,6 +34,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CLAIM_SECONDS = 60
 """How long an HTTP server has for a delivery before another may take it."""
 
+DELIVERS_SECONDS = 30
+"""How long it is believed of an HTTP server that it delivers."""
+
 _TRIES_KEPT = 48 * 3600
 """Seconds after which counts of tries that nobody adds to are forgotten."""
 
@@ -178,6 +181,16 @@ def claim_due(connection: Redis, limit: int) -> list[Delivery]:
         keys=[keys.WEBHOOKS, keys.WEBHOOK_TRIES], args=[limit, CLAIM_SECONDS, _TRIES_KEPT]
     )
     return [Delivery(name.decode(), tries) for name, tries in taken]
+
+
+def say_delivers(connection: Redis) -> None:
+    """Says that an HTTP server delivers, for DELIVERS_SECONDS."""
+    connection.set(keys.WEBHOOK_SERVER, "1", ex=DELIVERS_SECONDS)
+
+
+def anybody_delivers(connection: Redis) -> bool:
+    """Tells whether an HTTP server delivers webhooks now."""
+    return bool(connection.exists(keys.WEBHOOK_SERVER))
 
 
 def url_of(connection: Redis, job_id: str) -> str | None:

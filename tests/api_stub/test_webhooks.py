@@ -27,6 +27,7 @@ from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.webhooks import (
     CLAIM_SECONDS,
     DELAYS,
+    anybody_delivers,
     check_url,
     claim_due,
     is_allowed,
@@ -176,7 +177,10 @@ def test_the_end_of_a_batch_of_the_command_line_is_told(
     lines = write_jsonl(tmp_path / "in.jsonl", batch_lines(2))
     for output in ("nobody-wants.jsonl", "out.jsonl"):
         arguments = ["batch", str(lines), "-o", str(tmp_path / output), "--webhook", receiver.url]
-        assert CliRunner().invoke(main, arguments).exit_code == 0
+        eventually(lambda: anybody_delivers(connection), "a server that says that it delivers")
+        ran = CliRunner().invoke(main, arguments)
+        assert ran.exit_code == 0
+        assert "no HTTP server delivers" not in ran.stderr
     _, (_, headers, body) = receiver.wait_for(2)
     client = openai.OpenAI(api_key="none", webhook_secret=ENCODED)
     event: Any = client.webhooks.unwrap(body, headers)

@@ -37,6 +37,7 @@ from mlx_rq.worker.cli.common import default_of, json_option, option, print_json
 from mlx_rq.worker.cli.completion import complete_served
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
 from mlx_rq.worker.cli.value_types import WholeNumber
+from mlx_rq.worker.process.heard_once import heard_once
 
 NOT_FINISHED = 2
 
@@ -140,12 +141,18 @@ def batch(
 @contextmanager
 def _stopping(batch: Batch) -> Iterator[None]:
     """Lets Ctrl-C and SIGTERM end a batch in good order; a second one ends it at once."""
+    told = False
 
     def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal told
+        if told:
+            raise KeyboardInterrupt
+        told = True
         batch.stop()
-        signal.signal(signum, signal.default_int_handler)
 
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    hear = heard_once(stop)
+    before = {signum: signal.signal(signum, hear) for signum in numbers}
     try:
         yield
     finally:

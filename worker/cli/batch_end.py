@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.webhook_events import tell
-from mlx_rq.jobs.queue.webhooks import check_url
+from mlx_rq.jobs.queue.webhooks import anybody_delivers, check_url
 from mlx_rq.worker.cli.batch_files import PIPE
 from mlx_rq.worker.cli.common import Command, option
 from mlx_rq.worker.cli.desktop_notice import show_notice, why_no_notices
@@ -61,12 +61,25 @@ def telling(
     batch: Batch, input_name: str, output: str, options: Mapping[str, Any]
 ) -> Iterator[None]:
     """Tells whom the options name how the block ended. Ctrl-C that came twice is not told."""
+    if options["webhook"] is not None:
+        _warn_where_nobody_delivers(options["redis_url"])
     try:
         yield
     except Exception as error:
         _tell(_End(batch, input_name, output, error), options)
         raise
     _tell(_End(batch, input_name, output), options)
+
+
+def _warn_where_nobody_delivers(redis_url: str | None) -> None:
+    connection = connect(redis_url)
+    with suppress(RedisError, RedisUnavailable), reachable(connection):  # the run says it itself
+        if not anybody_delivers(connection):
+            click.echo(
+                "note: no HTTP server delivers webhooks now. It waits up to a week for one: "
+                "mlx-rq serve --webhook-secret-file FILE",
+                err=True,
+            )
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,12 @@ class TestTheWebhook:
     ) -> None:
         start_worker(FakeEngine(answer_with=one_fails))
         source = write_jsonl(tmp_path / "in.jsonl", batch_lines(3))
-        assert run(source, "--webhook", "https://example.org/hook").exit_code == 1
+        ran = run(source, "--webhook", "https://example.org/hook")
+        assert ran.exit_code == 1
+        assert ran.stderr.splitlines()[0] == (
+            "note: no HTTP server delivers webhooks now. It waits up to a week for one: "
+            "mlx-rq serve --webhook-secret-file FILE"
+        )
         ((name, tries),) = claim_due(connection, 5)
         told = json.loads(connection.get(keys.webhook_event(name)) or b"")
         run_name = json.loads((tmp_path / "out.jsonl.state").read_text())["run"]
