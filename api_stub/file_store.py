@@ -18,6 +18,7 @@ from mlx_rq.api_stub.json_store import JSONStore, Record, new_id
 from mlx_rq.files import lock, sync
 from mlx_rq.jobs.batch.lines import parse_object, read_lines
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.queue.discovery import LOCK_FILE
 
 LEFT_OVER_SECONDS = 3600
 """Uploads and batches that are being made have no record yet; after that long, none will come."""
@@ -32,7 +33,7 @@ def lock_folder(folder: Path) -> IO[bytes]:
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)  # prompts and answers lie in it
-    file = (folder / "lock").open("ab")
+    file = (folder / LOCK_FILE).open("ab")
     if not lock(file):
         file.close()
         raise RequestError(

@@ -34,6 +34,7 @@ from mlx_rq.jobs.openai.requests import ANY_MODEL, asked_model
 from mlx_rq.jobs.openai.surrogates import writable
 from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
+from mlx_rq.jobs.queue.discovery import HTTP_FOLDER
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.owners import may_see, may_see_job, owner_of
 from mlx_rq.jobs.queue.prepare import prepare
@@ -63,7 +64,7 @@ class Service:
         self._room = Room(settings.max_queued)
         self._served: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
-        folder = settings.data_dir / "http"
+        folder = settings.data_dir / HTTP_FOLDER
         self._lock = lock_folder(folder)
         self.files = FileStore(folder / "files")
         self.webhooks = Webhooks(settings, self.redis_url)

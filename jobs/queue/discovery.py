@@ -15,6 +15,9 @@ from mlx_rq.files import lock
 FOLDER = "valkey"
 """The embedded server's own folder below the data folder."""
 
+HTTP_FOLDER = "http"
+"""The HTTP server's."""
+
 URL_FILE = "url"
 LOCK_FILE = "lock"
 
@@ -41,7 +44,7 @@ def embedded_url(data_dir: Path | None = None) -> str | None:
 
 
 def is_running(folder: Path) -> bool:
-    """Tells whether an embedded server runs on its folder, or is being started."""
+    """Tells whether a server runs on its folder, embedded or HTTP, or is being started."""
     try:
         file = (folder / LOCK_FILE).open("rb")
     except OSError:

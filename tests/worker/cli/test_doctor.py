@@ -3,14 +3,17 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from fakes import FakeEngine, StartWorker, eventually
 from redis import Redis
+from servers import run_server
 from tiny import tiny_model
 
+from mlx_rq.api_stub.settings import Settings
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.workers import live_workers
@@ -26,6 +29,7 @@ from mlx_rq.worker.cli.doctor.machine import (
 )
 from mlx_rq.worker.cli.doctor.model import findings_of, model_findings
 from mlx_rq.worker.cli.doctor.places import disk_finding
+from mlx_rq.worker.cli.doctor.ports import port_finding
 from mlx_rq.worker.cli.doctor.queue import clock_finding, queue_findings, worker_findings
 from mlx_rq.worker.cli.main import main
 
@@ -160,6 +164,20 @@ def test_a_worker_answers_a_real_job_which_is_gone_then(
     assert not list(connection.scan_iter("rq:job:*"))
     assert not list(connection.scan_iter(keys.result("*")))
     assert len(list(worker_findings(connection, redis_url, None))) == 1
+
+
+def test_a_port_says_whose_it_is(redis_url: str, nobody_listens: str, tmp_path: Path) -> None:
+    def said(port: int, data: Path) -> str:
+        return port_finding(port, "--port", data).text
+
+    settings = Settings(data_dir=tmp_path, redis_url=nobody_listens)
+    with run_server(settings) as server:
+        port = int(server.url.rpartition(":")[2])
+        assert said(port, tmp_path) == f"{port} is your HTTP server's, which runs"
+        assert said(port, tmp_path / "other") == f"{port} is the HTTP server's of another mlx-rq"
+    assert said(port, tmp_path) == f"{port} is free"
+    redis_port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    assert said(redis_port, tmp_path) == f"{redis_port} is taken"
 
 
 def test_the_command_says_it_to_people_and_to_machines(

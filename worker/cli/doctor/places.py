@@ -11,13 +11,12 @@ from mlx_rq.jobs.queue.discovery import (
     FOLDER,
     LOCK_FILE,
     default_data_dir,
-    embedded_url,
     is_running,
 )
 from mlx_rq.worker.cli.completion import cached_models, hub_cache
 from mlx_rq.worker.cli.doctor.finding import Finding, Fix, gigabytes
-from mlx_rq.worker.cli.ports import DEFAULT_HTTP_PORT, is_answered
-from mlx_rq.worker.cli.valkey import DEFAULT_PORT, PID_FILE
+from mlx_rq.worker.cli.doctor.ports import port_findings
+from mlx_rq.worker.cli.valkey import PID_FILE
 
 _LITTLE = {"models": 20e9, "data": 2e9}
 """Free bytes below which it may not last."""
@@ -29,15 +28,7 @@ def place_findings() -> Iterator[Finding]:
     models = f"{count} in the hub's cache, {hub_cache()}"
     yield disk_finding("models", models, shutil.disk_usage(_existing(hub_cache())).free)
     yield from data_findings(default_data_dir())
-    ours = embedded_url() or ""
-    for port, option in ((DEFAULT_HTTP_PORT, "--port"), (DEFAULT_PORT, "--queue-port")):
-        if not is_answered(port):
-            yield Finding("port", "ok", f"{port} is free")
-        elif ours.endswith(f":{port}/0"):
-            yield Finding("port", "ok", f"{port} is the embedded queue's")
-        else:
-            advice = f"Where it is not mlx-rq's: mlx-rq up {option} ANOTHER"
-            yield Finding("port", "ok", f"{port} is taken", advice)
+    yield from port_findings(default_data_dir())
 
 
 def data_findings(data: Path) -> Iterator[Finding]:
