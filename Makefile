@@ -37,7 +37,7 @@ pictures: $(VENV)/.dev
 	$(BIN)/python docs/terminals.py
 
 # Other people's clients, each installed in an environment of its own below .clients/; it takes a
-# while, and writes docs/clients.md.
+# while, and writes docs/clients/index.md.
 test-clients: $(VENV)/.dev
 	$(BIN)/python tests/clients/matrix.py
 

@@ -1,4 +1,4 @@
-"""Runs other people's clients against the server, and writes the table in docs/clients.md.
+"""Runs other people's clients against the server, and writes docs/clients/index.md.
 
 `make test-clients` runs it. Each client has an environment of its own below `.clients/`, with the
 versions that stand here. A client that cannot be installed or run is in the table as that.
@@ -21,14 +21,15 @@ from calls import FEATURES  # noqa: E402
 from scripted import scripted_server  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".clients"
-PAGE = ROOT / "docs" / "clients.md"
+PAGES = ROOT / "docs" / "clients"
 
 
 class Client(NamedTuple):
-    """A client: what the table calls it, its calls, and what has to be installed for it."""
+    """A client: what the table calls it, its calls, its page, and what is installed for it."""
 
     name: str
     calls: str
+    page: str
     packages: tuple[str, ...]
     has_batches: bool = True
     """Whether it can ask for batches at all; everything else, all clients can."""
@@ -47,21 +48,30 @@ class Client(NamedTuple):
 
 
 _PYTHON = (
-    Client("openai-python", "client_openai", ("openai==3.57.0",)),
-    Client("openai-agents", "client_openai_agents", ("openai-agents==0.24.0",), False),
-    Client("instructor", "client_instructor", ("instructor==1.17.0",)),
-    Client("pydantic-ai", "client_pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
-    Client("LangChain", "client_langchain", ("langchain-openai==1.7.4",), False),
-    Client("LlamaIndex", "client_llama_index", ("llama-index-llms-openai-like==0.8.1",), False),
-    Client("litellm", "client_litellm", ("litellm==1.110.2",)),
-    Client("DSPy", "client_dspy", ("dspy==3.4.1",), False),
-    Client("llm", "client_llm", ("llm==0.36",), False),
+    Client("openai-python", "client_openai", "openai", ("openai==3.57.0",)),
+    Client("openai-agents", "client_openai_agents", "others", ("openai-agents==0.24.0",), False),
+    Client("instructor", "client_instructor", "instructor", ("instructor==1.17.0",)),
+    Client(
+        "pydantic-ai", "client_pydantic_ai", "pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",)
+    ),
+    Client("LangChain", "client_langchain", "langchain", ("langchain-openai==1.7.4",), False),
+    Client(
+        "LlamaIndex",
+        "client_llama_index",
+        "llamaindex",
+        ("llama-index-llms-openai-like==0.8.1",),
+        False,
+    ),
+    Client("litellm", "client_litellm", "litellm", ("litellm==1.110.2",)),
+    Client("DSPy", "client_dspy", "others", ("dspy==3.4.1",), False),
+    Client("llm", "client_llm", "others", ("llm==0.36",), False),
 )
 _NODE = (
-    Client("openai-node", "client_openai_node", ("openai@7.55.0", "zod@4.6.7")),
+    Client("openai-node", "client_openai_node", "openai", ("openai@7.55.0", "zod@4.6.7")),
     Client(
         "Vercel AI SDK",
         "client_vercel",
+        "vercel",
         ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "zod@4.6.7"),
     ),
 )
@@ -80,7 +90,7 @@ def main() -> int:
     for name, results in found.items():
         print(name, json.dumps(results, indent=2), flush=True)
     if not wanted:
-        PAGE.write_text(_page(found))
+        (PAGES / "index.md").write_text(_page(found))
     return int(any(result != "ok" for results in found.values() for result in results.values()))
 
 
@@ -98,7 +108,7 @@ def _try(client: Client, url: str) -> dict[str, str]:
     }
     try:
         done = subprocess.run(
-            [*command, client.calls],
+            [*command, client.calls, str(PAGES / f"{client.page}.md")],
             cwd=folder,
             env=environment,
             timeout=RUN_SECONDS,
@@ -109,7 +119,7 @@ def _try(client: Client, url: str) -> dict[str, str]:
         results: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError, subprocess.SubprocessError) as error:
         return {"start": _why(error)}
-    missing = dict.fromkeys(client.features, "its call is not there")
+    missing = dict.fromkeys((*client.features, "page"), "its call is not there")
     return {**missing, **results}
 
 
@@ -149,7 +159,8 @@ def _page(found: dict[str, dict[str, str]]) -> str:
     for client in CLIENTS:
         results = found[client.name]
         cells = [_cell(results, feature) for feature in FEATURES]
-        rows.append(f"| {client.name} {client.version} | {' | '.join(cells)} |")
+        named = f"[{client.name} {client.version}]({client.page}.md)"
+        rows.append(f"| {named} | {' | '.join(cells)} |")
         notes += [f"- {client.name}, {what}: {why}" for what, why in results.items() if why != "ok"]
     page = (HERE / "clients.template.md").read_text()
     page = page.replace("{features}", " | ".join(FEATURES)).replace("{rows}", "\n".join(rows))

@@ -78,6 +78,12 @@ def test_its_links_lead_somewhere(page: str) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles}
 
 
+def test_every_client_with_a_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "clients" / "index.md"
+    linked = {target for target, _ in LINK.findall(index.read_text())}
+    assert {page.name for page in index.parent.glob("*.md")} - {"index.md"} <= linked
+
+
 def test_every_folder_of_the_code_is_on_the_map() -> None:
     told = set(re.findall(r"^\| `([\w/]+/)`", (ROOT / "docs/architecture.md").read_text(), re.M))
     rooms = ("jobs", "engine", "worker", "api_stub")
