@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_rq.engine.interface import Adapter
-from mlx_rq.engine.models.hub import one_line
 from mlx_rq.engine.models.load import ModelError
+from mlx_rq.jobs.openai.words import one_line
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlx_rq.jobs.openai.words import one_line
+
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+(/[\w.-]+)*)?")
 
 _SHOWN = 3
@@ -121,9 +123,3 @@ def _hub_errors() -> Iterator[None]:
         elif isinstance(error, errors.EntryNotFoundError):
             reason = "its hub repository has no config.json: choose one that mlx-lm can load"
         raise HubError(reason) from error
-
-
-def one_line(error: BaseException) -> str:
-    """The first non-empty line of an error's message, or its type when it has none."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)

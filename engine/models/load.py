@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from mlx_rq.engine.models import hub
 from mlx_rq.engine.models.gguf import DTYPES, Dtype, default_dtype
-from mlx_rq.engine.models.hub import one_line
+from mlx_rq.jobs.openai.words import one_line
 
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module

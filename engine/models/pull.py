@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mlx_rq.engine.models.gguf import DTYPES, Dtype, convert, default_dtype
-from mlx_rq.engine.models.hub import HubError, HubModel, check_snapshot, one_line
+from mlx_rq.engine.models.hub import HubError, HubModel, check_snapshot
 from mlx_rq.engine.models.load import (
     KNOWN_MODELS,
     KnownModel,
@@ -33,6 +33,7 @@ from mlx_rq.engine.models.load import (
     model_folder,
 )
 from mlx_rq.files import lock, put_in_place, sync_path
+from mlx_rq.jobs.openai.words import one_line
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total). The stages in order: ``wait`` (total 0: another pull is at

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlx_rq.jobs.openai.errors import ErrorObject, error_object
+from mlx_rq.jobs.openai.words import one_line
 from mlx_rq.jobs.queue.workers import ModelState
 from mlx_rq.worker.models.choice import Backlog, Change, Choice
 from mlx_rq.worker.models.loading_notes import LoadingNotes
@@ -168,7 +169,7 @@ class ModelChanges:
             with self._beating(), self._notes.noted(self._loaded_for(model)):
                 self._switch.load(model.id)
         except Exception as error:  # foreign files fail in as many ways as there are models
-            reason = next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
+            reason = one_line(error)
             logger.error("%s cannot be loaded: %s", model.id, reason)
             # Without its base, none of the adapters can be put on.
             at_fault = self._loaded_for(model)

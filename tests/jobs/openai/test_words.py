@@ -1,6 +1,6 @@
-"""How numbers of things are said."""
+"""How numbers of things, and errors, are said."""
 
-from mlx_rq.jobs.openai.words import counted
+from mlx_rq.jobs.openai.words import counted, one_line
 
 
 def test_one_is_said_as_one() -> None:
@@ -12,3 +12,8 @@ def test_one_is_said_as_one() -> None:
     ]
     assert counted(1, "job waits", "jobs wait") == "1 job waits"
     assert counted(2, "job waits", "jobs wait") == "2 jobs wait"
+
+
+def test_an_error_is_said_in_a_line() -> None:
+    assert one_line(ValueError("\n  first \nsecond")) == "first"
+    assert one_line(MemoryError()) == "MemoryError"
