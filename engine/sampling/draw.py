@@ -11,6 +11,7 @@ first.
 
 import math
 from collections.abc import Sequence
+from functools import partial, reduce
 
 import mlx.core as mx
 
@@ -21,6 +22,9 @@ LARGEST_DRAW = 1.0 - 2.0**-22
 
 _TOP_P_HALVINGS = 12
 """Halvings of the top_p threshold's logarithm: weights that differ by 1/200 are told apart."""
+
+_PIECES = 4
+"""Pieces of the vocabulary that are looked through at once: so much less is held and summed up."""
 
 _FEW = 2048
 """Candidates that are sorted for top_p, in a tenth of the operations that halvings take."""
@@ -35,9 +39,10 @@ def draw(logits: mx.array, params: Sequence[SamplingParams], randoms: Sequence[f
 
     Greedy rows take the likeliest token.
     """
-    groups: dict[tuple[int, bool], list[int]] = {}
+    groups: dict[tuple[int, bool, bool], list[int]] = {}
     for index, one in enumerate(params):
-        kind = _candidates(one, logits.shape[1]), one.filtered
+        count = _candidates(one, logits.shape[1])
+        kind = count, one.filtered, one.top_p < 1 and count > _FEW
         groups.setdefault(kind, []).append(index)
     tokens = [
         _draw_alike(
@@ -46,7 +51,7 @@ def draw(logits: mx.array, params: Sequence[SamplingParams], randoms: Sequence[f
             [params[index] for index in rows],
             mx.array([[randoms[index]] for index in rows]),
         )
-        for (count, _), rows in groups.items()
+        for (count, *_), rows in groups.items()
     ]
     if len(groups) == 1:
         return tokens[0]
@@ -113,24 +118,23 @@ def _weights(logits: mx.array, highest: mx.array, temperatures: mx.array) -> mx.
 
 
 def _filter(weights: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """Sets to zero what min_p, top_k and top_p leave out of weights [rows, any]."""
+    """Sets to zero what min_p, top_k and top_p leave out of weights [rows, any].
+
+    Of more than a few, either all rows have a top_p or none.
+    """
     width = weights.shape[1]
     floor = mx.array([[one.min_p] for one in params])  # the highest weight is 1
-    nuclear = [index for index, one in enumerate(params) if one.top_p < 1]
-    by_rank = any(one.top_k > 0 for one in params)
+    top_ps = mx.array([[one.top_p] for one in params])
+    nuclear, by_rank = any(one.top_p < 1 for one in params), any(one.top_k > 0 for one in params)
     few = width <= _FEW
     ordered = mx.sort(weights, axis=-1) if by_rank or (nuclear and few) else None
     if ordered is not None and by_rank:
         last = mx.array([[width - min(one.top_k or width, width)] for one in params])
         floor = mx.maximum(floor, mx.take_along_axis(ordered, last, axis=-1))
     if ordered is not None and nuclear and few:
-        top_ps = mx.array([[one.top_p] for one in params])
         floor = mx.maximum(floor, _nucleus_of_few(_at_least(ordered, floor), top_ps))
     elif nuclear:
-        which = mx.array(nuclear)
-        kept = _at_least(weights[which], floor[which])
-        least = _nucleus(kept, mx.array([[params[index].top_p] for index in nuclear]))
-        floor[which] = mx.maximum(floor[which], least)
+        floor = mx.maximum(floor, _nucleus(_at_least(weights, floor), top_ps))
     return _at_least(weights, floor)
 
 
@@ -144,9 +148,10 @@ def _nucleus_of_few(ordered: mx.array, top_ps: mx.array) -> mx.array:
     return mx.take_along_axis(ordered, first, axis=-1)
 
 
+@partial(mx.compile, shapeless=True)
 def _at_least(weights: mx.array, floor: mx.array) -> mx.array:
-    """Sets smaller weights to zero. On the CPU, `where` would take four times as long."""
-    return weights * (weights >= floor).view(mx.uint8)
+    """Sets smaller weights to zero. On the CPU, `where` would take ten times as long."""
+    return weights * (weights >= floor)
 
 
 def _nucleus(kept: mx.array, top_ps: mx.array) -> mx.array:
@@ -154,28 +159,54 @@ def _nucleus(kept: mx.array, top_ps: mx.array) -> mx.array:
 
     Nearly: of a whole vocabulary, [rows, any], which is halved instead of sorted.
     """
-    blocks = _in_blocks(kept)
-    total = _mass(blocks)
-    high = mx.ones_like(total)  # the highest weight
-    # Even if all tokens lay below this, they would not have the mass that may be left out.
-    low = 0.5 * (1 - top_ps) * total / kept.shape[-1]
+    whole, width = _filled_up(kept, _PIECES), -(-kept.shape[1] // _PIECES)
+    pieces = [whole[:, at * width : (at + 1) * width] for at in range(_PIECES)]
+    total = _mass(mx.array(0.0), pieces)
+    goal, low, high, middle = _whole(total, top_ps, mx.array(kept.shape[1]))
     for _ in range(_TOP_P_HALVINGS):
-        middle = mx.sqrt(low * high)
-        enough = _mass(_at_least(blocks, middle[..., None])) >= top_ps * total
-        low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
+        low, high, middle = _half(_mass(middle, pieces), goal, low, high, middle)
     return low
 
 
-def _mass(blocks: mx.array) -> mx.array:
-    """The sums of weights [rows, blocks, tokens], first over blocks: the CPU adds those faster."""
-    return blocks.sum(axis=1).sum(axis=-1, keepdims=True)
+def _mass(floor: mx.array, pieces: Sequence[mx.array]) -> mx.array:
+    """Sums up the weights of each row, in pieces [rows, any], that are not smaller."""
+    return _overlaid(floor, *pieces).sum(axis=-1, keepdims=True)
+
+
+@partial(mx.compile, shapeless=True)
+def _overlaid(floor: mx.array, *pieces: mx.array) -> mx.array:
+    """Adds up pieces of weights, place by place, without those that are smaller."""
+    return reduce(mx.add, [piece * (piece >= floor) for piece in pieces])
+
+
+@partial(mx.compile, shapeless=True)
+def _whole(total: mx.array, top_ps: mx.array, vocabulary: mx.array) -> tuple[mx.array, ...]:
+    """The mass that is wanted, and where it begins: between two weights; and their middle."""
+    # Even if all tokens lay below this, they would not have the mass that may be left out.
+    low = 0.5 * (1 - top_ps) * total / vocabulary
+    high = mx.ones_like(total)  # the highest weight
+    return top_ps * total, low, high, mx.sqrt(low * high)
+
+
+@partial(mx.compile, shapeless=True)
+def _half(
+    mass: mx.array, goal: mx.array, low: mx.array, high: mx.array, middle: mx.array
+) -> tuple[mx.array, ...]:
+    """The half in which the mass that is wanted begins, by that from the middle on; its middle."""
+    enough = mass >= goal
+    low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
+    return low, high, mx.sqrt(low * high)
 
 
 def _in_blocks(values: mx.array, fill: float = 0) -> mx.array:
     """Gives values [rows, any] as [rows, blocks, tokens], the last block filled up."""
-    if uneven := -values.shape[1] % _BLOCK:
-        values = mx.pad(values, [(0, 0), (0, uneven)], constant_values=fill)
-    return values.reshape(len(values), -1, _BLOCK)
+    return _filled_up(values, _BLOCK, fill).reshape(len(values), -1, _BLOCK)
+
+
+def _filled_up(values: mx.array, step: int, fill: float = 0) -> mx.array:
+    """Makes rows of values [rows, any] as long as a multiple of `step`."""
+    uneven = -values.shape[1] % step
+    return mx.pad(values, [(0, 0), (0, uneven)], constant_values=fill) if uneven else values
 
 
 def _invert(weights: mx.array, randoms: mx.array) -> mx.array:
