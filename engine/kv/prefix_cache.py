@@ -20,9 +20,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.adapter_rows import adapter_rows
+from mlx_rq.engine.kv.layers import Caches
 from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key, adapter_of, tokens_of
 from mlx_rq.engine.kv.sharing import (
-    Caches,
     SharingCost,
     built_on,
     frozen,

@@ -18,6 +18,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.arrangement import Chain, depth
+from mlx_rq.engine.kv.layers import Caches, apart, can_share, each
 from mlx_rq.engine.kv.numerics import probe_tokens
 from mlx_rq.engine.kv.segment import (
     KVSegment,
@@ -44,14 +45,11 @@ least of a model that is wrong 1.3.
 _TRIED, _SEQUENCES_TRIED = 256, 8
 """Tokens of a prefix that is tried in few bits, and the sequences on it."""
 
-Caches = list[Any]
-"""One cache for each layer."""
-
 
 def sequence_caches(model: Module, *, share: bool) -> Caches:
     """Gives a sequence empty caches; with `share`, of the kind that sequences on prefixes have."""
     caches = make_prompt_cache(model)
-    return [SharedKVCache() if share and can_share(c) else c for c in caches]
+    return each(caches, lambda c: SharedKVCache() if share and can_share(c) else c)
 
 
 def frozen(
@@ -63,28 +61,27 @@ def frozen(
     become a part of their own, in so many `bits` where they can be quantised. The bytes are those
     that came with this prefix.
     """
-    prefix: Caches = []
-    for layer, cache in enumerate(built):
-        if can_share(cache):
-            chain = () if below is None else below[layer].chain
-            part = _part(cache, start=depth(chain), bits=bits)
-            mx.eval(part.arrays)
-            prefix.append(SharedKVCache((*chain, part)))
-        else:
+    parts_below = iter(apart(below or ()))
+
+    def froze(cache: Any) -> Any:
+        beneath = next(parts_below, None)
+        if not can_share(cache):
             mx.eval(cache.state)
-            prefix.append(cache)
+            return cache
+        chain = () if beneath is None else beneath.chain
+        part = _part(cache, start=depth(chain), bits=bits)
+        mx.eval(part.arrays)
+        return SharedKVCache((*chain, part))
+
+    prefix = each(built, froze)
     return prefix, own_bytes(prefix)
 
 
 def own_bytes(prefix: Caches) -> int:
     """Counts the bytes of a prefix's caches, without those of the prefix that it refers to."""
-    shared = (cache.chain[-1].nbytes for cache in prefix if isinstance(cache, SharedKVCache))
-    return sum((*shared, *(int(cache.nbytes) for cache in prefix)))
-
-
-def can_share(cache: Any) -> bool:
-    """Tells whether a layer whose cache is of this kind can refer to a prefix."""
-    return type(cache) is KVCache
+    caches = apart(prefix)
+    shared = (cache.chain[-1].nbytes for cache in caches if isinstance(cache, SharedKVCache))
+    return sum((*shared, *(int(cache.nbytes) for cache in caches)))
 
 
 def _part(cache: KVCache, start: int, bits: int | None) -> KVSegment:
@@ -100,10 +97,11 @@ def built_on(base: Caches) -> Caches:
 
     mlx-lm's own attention reads all that is below in one piece.
     """
-    return [
-        _copied(cache.chain) if isinstance(cache, SharedKVCache) else copy.deepcopy(cache)
-        for cache in base
-    ]
+
+    def copied(cache: Any) -> Any:
+        return _copied(cache.chain) if isinstance(cache, SharedKVCache) else copy.deepcopy(cache)
+
+    return each(base, copied)
 
 
 def referring(prefix: Caches, levels: int) -> Caches:
@@ -111,12 +109,13 @@ def referring(prefix: Caches, levels: int) -> Caches:
 
     Sequences may be given the same ones: merging only reads them.
     """
-    return [
-        SharedKVCache(cache.chain[:levels], _copied(cache.chain[levels:]))
-        if isinstance(cache, SharedKVCache)
-        else cache
-        for cache in prefix
-    ]
+
+    def referred(cache: Any) -> Any:
+        if not isinstance(cache, SharedKVCache):
+            return cache
+        return SharedKVCache(cache.chain[:levels], _copied(cache.chain[levels:]))
+
+    return each(prefix, referred)
 
 
 def _copied(chain: Chain) -> KVCache:
@@ -211,7 +210,7 @@ class Sharing:
 def _tried(model: Module, verdict: Verdict, installation: Installation) -> tuple[bool, str]:
     """Compares sequences on a shared prefix with others on copies; says whether and why not."""
     caches = make_prompt_cache(model)
-    sharing = sum(map(can_share, caches))
+    sharing = sum(map(can_share, apart(caches)))
     if not sharing:
         return False, "no layer keeps plain keys and values of all tokens"
     if not installation.modules:

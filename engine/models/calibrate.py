@@ -17,7 +17,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.sharing import Sharing, can_share, frozen, referring
+from mlx_rq.engine.kv.layers import apart, can_share
+from mlx_rq.engine.kv.sharing import Sharing, frozen, referring
 from mlx_rq.engine.kv.trial import verdict_on
 from mlx_rq.engine.models.decode_speed import (
     CONTEXT,
@@ -190,7 +191,7 @@ def _seconds_on_prefix(model: Module, tokens: int) -> tuple[float, float]:
     """Times a decode step of sequences that share a prefix, and one of sequences that copy it."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    for cache in filter(can_share, caches):
+    for cache in filter(can_share, apart(caches)):
         lengthen(cache, tokens)
     prefix, _ = frozen(caches)
     ways = [

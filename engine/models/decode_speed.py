@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.sharing import can_share
+from mlx_rq.engine.kv.layers import apart, can_share
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LARGER = (96, 128, 192, 256)
@@ -120,7 +120,7 @@ class DecodeTrial:
         """Caches of sequences that hold the context."""
         caches: list[Any] = make_prompt_cache(self._model)
         mx.eval(self._model(mx.zeros((sequences, 1), dtype=mx.int32), cache=caches))
-        for cache in filter(can_share, caches):
+        for cache in filter(can_share, apart(caches)):
             lengthen(cache, self._context)
         return caches
 
@@ -134,7 +134,7 @@ class PrefillTrial(DecodeTrial):
         super().__init__(model, **settings)
 
     def _timed(self, sequences: int, caches: list[Any]) -> float:
-        for cache in filter(can_share, caches):
+        for cache in filter(can_share, apart(caches)):
             lengthen(cache, self._context)  # without what was prefilled before
         tokens = mx.zeros((sequences, self._tokens // sequences), dtype=mx.int32)
         started = self._clock()

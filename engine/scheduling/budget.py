@@ -9,9 +9,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
+from mlx_rq.engine.kv.layers import apart, can_share
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix, NextUse, PrefixCache, no_use
 from mlx_rq.engine.kv.shared_cache import BLOCK
-from mlx_rq.engine.kv.sharing import can_share
 from mlx_rq.engine.models.device import Device, weight_bytes
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.jobs.openai.errors import RequestError
@@ -69,11 +69,12 @@ def measure_kv(model: Module) -> KVCost:
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
     kinds = Counter[tuple[int | None, bool]]()
-    per_sequence = 0
+    per_sequence, one_by_one = 0, apart(caches)
     for cache in _leaves(caches):
         keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
         if isinstance(keys, mx.array) and isinstance(values, mx.array):
-            kind = getattr(cache, "max_size", None), can_share(cache) and cache in caches
+            shared = can_share(cache) and cache in one_by_one
+            kind = getattr(cache, "max_size", None), shared
             # A cache allocates many slots at once.
             kinds[kind] += (keys.nbytes + values.nbytes) // keys.shape[2]
         else:

@@ -34,7 +34,8 @@ from mlx_lm.models.cache import CacheList
 from mlx_lm.sample_utils import greedy_sampler
 
 from mlx_rq.engine.kv.adapter_rows import adapter_rows
-from mlx_rq.engine.kv.sharing import Caches, sequence_caches
+from mlx_rq.engine.kv.layers import Caches
+from mlx_rq.engine.kv.sharing import sequence_caches
 from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose

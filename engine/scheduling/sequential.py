@@ -18,7 +18,7 @@ from mlx_lm.generate import GenerationBatch
 from mlx_lm.generate_utils import BatchCounters
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_rq.engine.kv.sharing import Caches
+from mlx_rq.engine.kv.layers import Caches
 from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose

@@ -294,6 +294,19 @@ def test_a_prefix_is_held_once_however_many_sequences_stand_on_it() -> None:
     assert engine.totals.prefix_bytes == 60 * TOKEN
 
 
+def test_attention_beside_a_state_holds_a_prefix_once() -> None:
+    model, bodies = tiny_family("falcon_h1"), sharing_bodies(6, answer=8)  # a list in each layer
+
+    copied, _, engine = peak_kv(model, bodies, share_prefixes=False)
+    token = engine._running.memory.cost.per_token
+    shared, sequences, engine = peak_kv(model, bodies)
+
+    assert engine.prefix_sharing == "held once (3 of 3 layers)"
+    assert engine._running.memory.cost.shareable == token > 0
+    assert (sequences, engine.totals.sequences_sharing) == (6, 6)
+    assert copied - shared >= 5 * 60 * token
+
+
 def test_more_sequences_fit_where_they_share() -> None:
     model, bodies = tiny_model("llama"), sharing_bodies(12)
     room = {"kv_bytes": TOKEN * (60 + 5 * (3 + 24 + AHEAD_SHARING)), "reserve": 24}
@@ -328,7 +341,7 @@ def test_sequences_with_windows_reserve_what_they_hold_themselves() -> None:
     assert cost.bytes(2, 9) == 2 * 9 * cost.per_token
 
 
-def test_caches_within_caches_are_each_sequences_own() -> None:
+def test_of_two_caches_in_a_layer_each_is_its_sequences_own() -> None:
     cost = measure_kv(Nested())  # type: ignore[arg-type]
 
     assert (cost.per_token, cost.shareable) == (3 * 32, 32)
