@@ -68,7 +68,10 @@ class Totals:
     tasks: int = 0
     prompt_tokens: int = 0
     distinct_tokens: int = 0
-    """Distinct tokens of all prompts so far: what had to be computed at least."""
+    """Distinct tokens of all prompts so far: what had to be computed at least.
+
+    What a grammar decided of the answers is counted with the prompts.
+    """
     prefilled_tokens: int = 0
     positions_computed: int = 0
     decoded_tokens: int = 0

@@ -43,7 +43,7 @@ def _of_choices(
 
 
 def _partial(sequence: TokenSequence, leader: TokenSequence) -> Partial:
-    if not leader.text.tokens:
+    if not leader.begun:
         return Partial(sequence.index)
     reasoning, content = partial(leader.text.partial(), sequence.output_format)
     return Partial(sequence.index, reasoning, sequence.echoed + content)

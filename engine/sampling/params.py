@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.requests import Request
+
 _GREEDY_BELOW = 1e-5
 """Temperatures below this one leave nothing to chance, but numbers that float32 does not have."""
 
@@ -45,3 +48,31 @@ class SamplingParams:
     def adjusts(self) -> bool:
         """Whether any logits are changed before tokens are chosen by them."""
         return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
+
+
+def params_of(request: Request, vocabulary: int) -> SamplingParams:
+    """Reads the sampling parameters; raises RequestError for a token id that does not exist."""
+    given = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "min_tokens": request.min_tokens,
+    }
+    biases = []
+    for token, bias in (request.logit_bias or {}).items():
+        if int(token) >= vocabulary:
+            raise RequestError(
+                f"Invalid key in 'logit_bias': {token[:40]!r}. Expected the id of a token, "
+                f"0 to {vocabulary - 1}.",
+                code="invalid_value",
+                param="logit_bias",
+            )
+        biases.append((int(token), float(bias)))
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        logit_bias=tuple(sorted(biases)),
+    )

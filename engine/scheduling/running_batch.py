@@ -197,7 +197,7 @@ class RunningBatch:
         self._sequences.update(zip(uids, sequences, strict=True))
         now = self._clock()
         for sequence in sequences:
-            self._distinct.add(memoryview(sequence.prompt_key).cast("I"))
+            self._distinct.add(memoryview(sequence.beginning).cast("I"))
             if sequence.admitted_at is None:
                 sequence.admitted_at = now
         totals = self._totals

@@ -177,6 +177,6 @@ def as_planned(sequence: TokenSequence, *, overdue: bool = False) -> PlannedSequ
         priority=sequence.rank,
         overdue=overdue,
         # One that was preempted asks from what it had said on, which is another's prompt.
-        duplicate_key=None if sequence.text.tokens else sequence.duplicate_key,
+        duplicate_key=None if sequence.begun else sequence.duplicate_key,
         packed=sequence.key,
     )

@@ -11,7 +11,7 @@ from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.engine.prompts.truncation import generated_from
 from mlx_rq.engine.sampling.logprobs import PromptScore, TokenLogprobs
-from mlx_rq.engine.sampling.params import SamplingParams
+from mlx_rq.engine.sampling.params import SamplingParams, params_of
 from mlx_rq.engine.sampling.sampler import SequenceSampler
 from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.structured.constraint import Constraint
@@ -42,6 +42,8 @@ class TokenSequence:
     state: State = State.COMPILING
     prompt_index: int = 0
     cached_tokens: int = 0
+    given: int = 0
+    """Tokens of its answer that its grammar decided; they are prefilled with the prompt."""
     depth: int = 0
     """Tokens of the prefix that it stands on."""
     shared: CachedPrefix | None = None
@@ -75,8 +77,19 @@ class TokenSequence:
     def start(self) -> None:
         """Gives the sequence its constraint; waits where the grammar is not compiled yet.
 
+        It has said then what every answer begins with, unless somebody asks how likely that was.
         Raises RequestError where it cannot be compiled.
         """
+        self._constrain()
+        if self.constraint is None or self.sampler.top_logprobs is not None:
+            return
+        for token in self.constraint.beginning[: self.budget - 1]:
+            self.constraint.accept(token)
+            self.text.add(token)
+        self.given = len(self.text.tokens)
+        self.sampler.rewind(self.text.tokens)
+
+    def _constrain(self) -> None:
         self.sampler.constraint = self.output_format.start(self.budget)
 
     def rewind(self) -> None:
@@ -87,7 +100,7 @@ class TokenSequence:
         said = self.text.tokens
         self.sampler.rewind(said)
         if self.constraint is not None and self.constraint.taken > len(said):
-            self.start()
+            self._constrain()
             for token in said:
                 self.constraint.accept(token)
 
@@ -121,8 +134,19 @@ class TokenSequence:
         return self.output_format.read(text, reason, self.constraint, self.budget)
 
     @property
+    def begun(self) -> bool:
+        """Whether it has generated anything."""
+        return len(self.text.tokens) > self.given
+
+    @property
+    def beginning(self) -> Key:
+        """What it generates from: the prompt, and what its grammar decided of the answer."""
+        given = self.text.tokens[: self.given]
+        return self.prompt_key + key_of(given, self.sampler.adapter) if given else self.prompt_key
+
+    @property
     def tokens(self) -> list[int]:
-        """What must be prefilled: the prompt, and what it had generated before it was preempted."""
+        """What must be prefilled: the prompt, and what it has said before it is in the batch."""
         return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
 
     @property
@@ -163,7 +187,7 @@ def sequences_of(
     asked for.
     """
     request = generated_from(task.request, model, output_formats.model_format)
-    params = _sampling(request, model.vocab_size)
+    params = params_of(request, model.vocab_size)
     prompts = render(request, model.tokenizer, model.vocab_size, output_formats.model_format)
     sequences = []
     for prompt_index, prompt in enumerate(prompts):
@@ -246,34 +270,6 @@ def _sequence(
         output_format=output_format,
         duplicate_key=duplicate_key,
         finish_reason="length" if budget == 0 else None,
-    )
-
-
-def _sampling(request: Request, vocabulary: int) -> SamplingParams:
-    """Reads the sampling parameters; raises RequestError for a token id that does not exist."""
-    given = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "repetition_penalty": request.repetition_penalty,
-        "min_tokens": request.min_tokens,
-    }
-    biases = []
-    for token, bias in (request.logit_bias or {}).items():
-        if int(token) >= vocabulary:
-            raise RequestError(
-                f"Invalid key in 'logit_bias': {token[:40]!r}. Expected the id of a token, "
-                f"0 to {vocabulary - 1}.",
-                code="invalid_value",
-                param="logit_bias",
-            )
-        biases.append((int(token), float(bias)))
-    return SamplingParams(
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        logit_bias=tuple(sorted(biases)),
     )
 
 

@@ -101,7 +101,7 @@ class SequenceTable:
         for prefix, sequence in self.scheduler.from_last():
             entry = self._tasks.get(sequence.task_id)
             if entry and all(
-                one.state is State.WAITING and not one.text.tokens for one in entry.sequences
+                one.state is State.WAITING and not one.begun for one in entry.sequences
             ):
                 of_use = self.running.prefix_cache.holds(prefix)
                 mostly_held = of_use and 2 * len(prefix) > len(sequence.prompt_key)
@@ -168,7 +168,8 @@ class SequenceTable:
         if prefix is not None:
             # The first to use a new prefix is the one that it was computed for.
             first = sequences[0]
-            first.cached_tokens = max(0, first.cached_tokens - prefix.uncharged)
+            held = max(0, prefix.depth - prefix.uncharged)
+            first.cached_tokens = min(held, len(first.prompt))
             prefix.first_task = prefix.first_task or first.task_id
             for sequence in sequences:
                 sequence.first_with = sequence.first_with or prefix.first_task

@@ -25,6 +25,13 @@ class Constraint(Protocol):
     """What one sequence may write next."""
 
     @property
+    def beginning(self) -> Sequence[int]:
+        """The tokens that every text begins with: at each of them, the mask allows no other.
+
+        The one that would complete the text is never among them.
+        """
+
+    @property
     def vocabulary(self) -> int:
         """How many tokens its masks have a bit for; the logits may be for fewer."""
 

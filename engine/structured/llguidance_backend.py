@@ -86,7 +86,8 @@ class Guidance:
         else:
             warnings = _warnings(matcher)
         warnings += [what for part in grammar.parts for what in part.unenforced]
-        return CompiledGrammar(self, closer, matcher, checks, warnings, shortest)
+        beginning = () if matcher is None else _beginning(matcher)
+        return CompiledGrammar(self, closer, matcher, checks, warnings, shortest, beginning)
 
     def set_up(self) -> tuple[LLTokenizer, Closer]:
         """Sets the tokenizer up the first time, which takes a second or more.
@@ -151,6 +152,21 @@ def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     return matcher
 
 
+def _beginning(matcher: LLMatcher) -> list[int]:
+    """Gives the tokens that every text begins with, but for one that completes it.
+
+    Where the engine knows of only one text that may follow, its masks allow only the first token of
+    that text, as it is spelled canonically: it names the very tokens that a masked walk takes.
+    """
+    ahead = matcher.deep_copy()
+    tokens: list[int] = []
+    for token in ahead.compute_ff_tokens():
+        if not ahead.consume_token(token) or ahead.is_stopped():
+            break
+        tokens.append(token)
+    return tokens
+
+
 def _warnings(matcher: LLMatcher) -> list[str]:
     return [_plain(warning) for warning in matcher.get_grammar_warnings()]
 
@@ -187,6 +203,7 @@ class CompiledGrammar:
         checks: Sequence[Check | None],
         warnings: Sequence[str],
         shortest: Sequence[int] | None,
+        beginning: Sequence[int],
     ) -> None:
         self._guidance = guidance
         self._closer = closer
@@ -194,6 +211,7 @@ class CompiledGrammar:
         self.checks = checks
         self.warnings = warnings
         self.shortest = shortest
+        self._beginning = beginning
 
     def start(self, budget: int, *, close: bool) -> Constraint | None:
         if self._matcher is None:
@@ -203,7 +221,9 @@ class CompiledGrammar:
         closer = self._closer if close and structured else None
         close_from = budget - len(self.shortest or ()) - 3 * _CLOSE_MARGIN
         matcher = self._matcher.deep_copy()
-        return GuidanceConstraint(self._guidance, matcher, budget, closer, close_from)
+        return GuidanceConstraint(
+            self._guidance, matcher, self._beginning, budget, closer, close_from
+        )
 
 
 class GuidanceConstraint:
@@ -213,12 +233,14 @@ class GuidanceConstraint:
         self,
         guidance: Guidance,
         matcher: LLMatcher,
+        beginning: Sequence[int],
         budget: int,
         closer: Closer | None,
         close_from: int,
     ) -> None:
         self._guidance = guidance
         self._matcher = matcher
+        self.beginning = beginning
         self._budget = budget
         self.taken = 0
         self._closer = closer

@@ -21,6 +21,7 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv
+from mlx_rq.engine.structured import llguidance_backend
 from mlx_rq.engine.structured.compilers import Compilers
 from mlx_rq.engine.structured.constraint import GrammarFault, Masks, mask
 from mlx_rq.engine.structured.grammar import Grammar
@@ -487,3 +488,65 @@ def test_a_tokenizer_that_cannot_be_constrained_is_refused_with_a_reason() -> No
     odd: LoadedModel = replace(MODEL, tokenizer=Odd())  # type: ignore[arg-type]
     (result,), _ = run(odd, [chat("x", max_tokens=5, **structured({"type": "integer"}))])
     assert "tokenizer cannot be constrained" in result["error"]["message"]
+
+
+def without_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every token of an answer be decoded, as if no grammar decided a beginning."""
+    monkeypatch.setattr(llguidance_backend, "_beginning", lambda matcher: ())
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+BEGUN: list[dict[str, Any]] = [
+    {"tools": TOOLS, "tool_choice": NAMED},
+    {"tools": TOOLS, "tool_choice": NAMED, "temperature": 1.0, "seed": 5, "n": 2},
+    {"tools": TOOLS, "tool_choice": NAMED, "frequency_penalty": 1.5, "min_tokens": 30},
+    {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 3},
+    {"guided_regex": "A town: [a-z]{3,9}"},
+    {"guided_regex": "A town: [a-z]{3,9}", "stop": ["n:"]},
+    {"guided_regex": "A town: [a-z]{3,9}", "logprobs": True, "top_logprobs": 2},
+    {"guided_choice": ["no other way"]},
+]
+
+
+def test_a_beginning_that_is_decided_is_prefilled_and_the_answer_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies = [chat(f"Add {i}", **{"max_tokens": 60, **kind}) for i, kind in enumerate(BEGUN)]
+    got, engine = run(MODEL, bodies)
+    without_beginnings(monkeypatch)
+    expected, stepwise = run(MODEL, bodies)
+
+    def told(result: dict[str, Any]) -> Any:
+        logprobs = [choice.get("logprobs") for choice in result.get("choices", [])]
+        return answers(result), result.get("usage"), logprobs
+
+    assert list(map(told, got)) == list(map(told, expected))
+    cut, stopped, measured, chosen = got[3], got[5], got[6], got[7]
+    assert cut["choices"][0]["finish_reason"] == "length"
+    assert cut["usage"]["completion_tokens"] == 3
+    assert stopped["error"]["message"].endswith("it ended too early: A tow")
+    counted = measured["usage"]["completion_tokens"]
+    assert len(measured["choices"][0]["logprobs"]["content"]) == counted
+    assert chosen["choices"][0]["message"]["content"] == "no other way"
+    call = MODEL.tokenizer.encode('<tool_call>\n{"name": "add", "arguments": ')
+    spared = stepwise.totals.decoded_tokens - engine.totals.decoded_tokens
+    assert spared > 4 * len(call)
+    assert engine.totals.prefilled_tokens - stepwise.totals.prefilled_tokens <= spared
+    assert engine.totals.prefilled_tokens <= engine.totals.distinct_tokens * 1.1
+
+
+def test_who_has_a_decided_beginning_alone_has_not_begun() -> None:
+    """It is no partial answer, may be another worker's, and answers for a duplicate."""
+    engine = MLXEngine(MODEL, EngineOptions(batch_size=1))
+    one, other = (chat("x", max_tokens=40, guided_regex="A town: [a-z]{3,9}") for _ in range(2))
+    engine.add([task("a", chat("first", max_tokens=40)), task("b", one), task("c", other)])
+    while "a" in engine.task_ids and not engine.spare(1):
+        engine.step()
+
+    assert engine.spare(2) == ["b"]
+    assert engine.partial(["b", "c"]) == {}
+    results = finish(engine, len(engine.task_ids))
+    assert answers(results["b"]) == answers(results["c"])
+    assert results["c"]["usage"]["prompt_tokens_details"]["cached_tokens"] == len(
+        MODEL.tokenizer.apply_chat_template(one["messages"], add_generation_prompt=True)
+    )
