@@ -36,6 +36,7 @@ class InstantEngine:
     capacity = 256
     running = 0
     prefix_sharing = "none"
+    drafting = ""
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []

@@ -26,6 +26,7 @@ from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
 from mlx_rq.engine.output.response import WRITERS, response_of
 from mlx_rq.engine.recovery import Recovery
+from mlx_rq.engine.scheduling.drafting import Drafting
 from mlx_rq.engine.scheduling.integrity import check
 from mlx_rq.engine.scheduling.pace import Pace
 from mlx_rq.engine.scheduling.pressure import Pressure
@@ -57,9 +58,11 @@ class MLXEngine:
         model: LoadedModel,
         options: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
         *,
+        draft: LoadedModel | None = None,
         device: Device | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`draft` is a small model that can draft for the other one (`check_draft`)."""
         self._adapted = AdaptedModel(model, mix=options.mix_adapters)
         self._device = device = device or MLXDevice()
         self._weights = weight_bytes(model.model)
@@ -86,8 +89,17 @@ class MLXEngine:
             pads=verdict.batching is Batching.ANY,
         )
         self._totals = Totals()
+        drafting = None
+        if draft is not None:
+            drafting = Drafting(draft, model.vocab_size, self._totals, clock=clock)
         self._running = RunningBatch(
-            model.model, options, self._totals, verdict=verdict, device=device, clock=clock
+            model.model,
+            options,
+            self._totals,
+            verdict=verdict,
+            drafting=drafting,
+            device=device,
+            clock=clock,
         )
         self._sequences = SequenceTable(self._scheduler, self._running, self._totals)
         self._pressure = Pressure(device, self._sequences, self._step_size, clock)
@@ -107,6 +119,10 @@ class MLXEngine:
     @property
     def prefix_sharing(self) -> str:
         return str(self._running.sharing)
+
+    @property
+    def drafting(self) -> str:
+        return "" if self._running.drafting is None else str(self._running.drafting)
 
     @property
     def capacity(self) -> int:
@@ -305,7 +321,8 @@ class MLXEngine:
         decoding = running.decoding > 0
         tokens = self._pace.tokens(size, decoding=decoding)
         self._schedule(tokens)
-        finished = running.decode(tokens - (running.prefilled - prefilled))
+        tokens -= running.prefilled - prefilled
+        finished = running.decode(tokens, alone=self._nobody_joins)
         self.on_progress()
         took, prefilled = self._clock() - started, running.prefilled - prefilled
         self._pace.took(took, prefilled=prefilled, decoded=decoding)
@@ -317,6 +334,12 @@ class MLXEngine:
     def _one_thing_at_a_time(self) -> bool:
         """Whether nothing is to be computed beside what decodes: the memory is too small."""
         return bool(self._running) and (self._step_size.smallest or self._pressure.high)
+
+    @property
+    def _nobody_joins(self) -> bool:
+        """Whether a sequence that runs alone will go on alone, with memory to spare."""
+        nobody = self._step_size.rows == 1 or not self.waiting
+        return nobody and not self._one_thing_at_a_time
 
     def _schedule(self, tokens: int) -> None:
         """Prefills some of the next batch's prefix; admits its sequences once there is room."""

@@ -78,6 +78,10 @@ class Totals:
     decode_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    drafted_tokens: int = 0
+    """Tokens that a draft model proposed."""
+    accepted_tokens: int = 0
+    """Those of them that the model chose, too."""
     sequences_preempted: int = 0
     sequences_sharing: int = 0
     """Sequences that referred to the KV of a prefix instead of copying it."""
@@ -115,6 +119,10 @@ class Engine(Protocol):
     @property
     def prefix_sharing(self) -> str:
         """Says whether sequences refer to the KV of shared prefixes or copy it, and why."""
+
+    @property
+    def drafting(self) -> str:
+        """Says which model drafts, and with what success; empty where none does."""
 
     @property
     def totals(self) -> Totals: ...

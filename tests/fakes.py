@@ -80,6 +80,7 @@ class FakeEngine:
         self.model_id = model_id
         self.fingerprint = "fp_fake"
         self.prefix_sharing = "held once (fake)"
+        self.drafting = ""
         self.totals = Totals()
         self.on_progress: Callable[[], None] = lambda: None
         self.capacity = self._most = capacity

@@ -126,7 +126,7 @@ class MLXDevice:
             mx.set_memory_limit(self._ceiling)
             mx.set_cache_limit(self._ceiling // _CACHE_PART)
 
-    def wire(self, nbytes: int | None, model: Module) -> int:
+    def wire(self, nbytes: int | None, *models: Module) -> int:
         """Has the system keep so much of MLX's memory resident (None: the weights); says how much.
 
         Does nothing where there is no such limit: without Metal.
@@ -134,7 +134,7 @@ class MLXDevice:
         if self._recommended is None:
             return 0
         if nbytes is None:
-            nbytes = min(weight_bytes(model), int(_WIRED_SHARE * self._recommended))
+            nbytes = min(sum(map(weight_bytes, models)), int(_WIRED_SHARE * self._recommended))
         nbytes = min(nbytes, self._recommended)
         mx.set_wired_limit(nbytes)
         return nbytes

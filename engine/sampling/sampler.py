@@ -7,6 +7,7 @@ the filters (`draw`).
 """
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class SequenceSampler:
     drawn: int = 0
     adjustment: Adjustment | None = field(init=False, default=None)
     _random: random.Random = field(init=False)
+    _upcoming: deque[float] = field(init=False)
+    """Random numbers that were looked at, and not taken yet."""
 
     def __post_init__(self) -> None:
         self.rewind(())
@@ -46,7 +49,7 @@ class SequenceSampler:
 
         The batch computes one token ahead; that one's draw is undone.
         """
-        self._random = random.Random(self.seed)
+        self._random, self._upcoming = random.Random(self.seed), deque()
         self.drawn = len(tokens)
         if not self.params.greedy:
             for _ in tokens:
@@ -58,7 +61,24 @@ class SequenceSampler:
 
     def draw(self) -> float:
         """Takes the row's next random number, below 1."""
+        if self._upcoming:
+            return self._upcoming.popleft()
         return min(self._random.random(), LARGEST_DRAW)
+
+    def upcoming(self, count: int) -> list[float]:
+        """Looks at the random numbers by which the next tokens will be chosen."""
+        if self.params.greedy:
+            return [0.0] * count
+        while len(self._upcoming) < count:
+            self._upcoming.append(min(self._random.random(), LARGEST_DRAW))
+        return list(self._upcoming)[:count]
+
+    def skip(self, count: int) -> None:
+        """Goes on behind so many tokens, which were chosen by `choose_ahead`."""
+        self.drawn += count
+        if not self.params.greedy:
+            for _ in range(count):
+                self.draw()
 
     @property
     def remembers(self) -> bool:
@@ -96,3 +116,15 @@ def choose(logits: mx.array, rows: Sequence[SequenceSampler], last_tokens: mx.ar
     for row in rows:
         row.drawn += 1
     return chosen.astype(mx.uint32)
+
+
+def choose_ahead(logits: mx.array, row: SequenceSampler) -> mx.array:
+    """Chooses tokens of one row, which remembers nothing, by logits [positions, vocabulary].
+
+    Each is the one that `choose` would choose there. The row does not go on: who keeps some of them
+    says so by `skip`.
+    """
+    assert not row.remembers, "the next token would depend on the one before"
+    count = len(logits)
+    randoms = row.upcoming(count)
+    return draw(logits.astype(mx.float32), [row.params] * count, randoms).astype(mx.uint32)

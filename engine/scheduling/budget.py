@@ -92,12 +92,16 @@ def _leaves(caches: Iterable[Any]) -> Iterable[Any]:
             yield from _leaves(inner)
 
 
-def default_kv_bytes(model: Module, device: Device) -> int:
-    """Says how many bytes of KV there is room for on a device, beside the weights."""
+def default_kv_bytes(model: Module, device: Device, *beside: Module) -> int:
+    """Says how many bytes of KV there is room for on a device, beside the weights.
+
+    `beside` are other models that are in memory with it.
+    """
+    weights = sum(map(weight_bytes, (model, *beside)))
     if device.ceiling is None:
-        room = _CPU_SHARE * device.physical - weight_bytes(model)
+        room = _CPU_SHARE * device.physical - weights
     else:
-        room = _SHARE * (device.ceiling - weight_bytes(model))
+        room = _SHARE * (device.ceiling - weights)
     return max(int(room), 64 * 1024**2)
 
 
@@ -108,12 +112,25 @@ class KVBudget:
     at its admission.
     """
 
-    def __init__(self, model: Module, nbytes: int | None, reserve: int, device: Device) -> None:
+    def __init__(
+        self,
+        model: Module,
+        nbytes: int | None,
+        reserve: int,
+        device: Device,
+        beside: Sequence[Module] = (),
+    ) -> None:
+        """`beside` are other models that are in memory with this one."""
         self.cost = measure_kv(model)
-        self.nbytes = nbytes or default_kv_bytes(model, device)
+        self.nbytes = nbytes or default_kv_bytes(model, device, *beside)
         self.share = 1.0
         """The part of the bytes that is used, by sequences that could also wait."""
         self._reserve = reserve
+
+    def has_room(self, nbytes: int, sequence: TokenSequence, prefix_cache: PrefixCache) -> bool:
+        """Says whether there are so many bytes left beside a sequence that runs alone."""
+        held = self.cost.bytes(1, sequence.length) + prefix_cache.nbytes
+        return held + nbytes <= int(self.share * self.nbytes)
 
     def check(self, sequences: Iterable[TokenSequence]) -> None:
         """Raises RequestError for a sequence whose prompt alone is too large."""

@@ -11,6 +11,7 @@
 - It says when it could take a prefill batch, so that the loop admits sequences together, not one by
   one.
 - A forward pass prefills so many tokens over all sequences; the stock one takes as many of each.
+- Drafted tokens are verified, where a sequence is alone (`verification.py`).
 - Logits that are not finite raise NotFinite before anybody is given a token that they chose.
 - Each row may have an adapter of its own (`kv/adapter_rows.py`).
 - It does not wire all memory that the system recommends: kernels panicked under that (mlx#3186).
@@ -18,6 +19,7 @@
 Written against mlx-lm 0.32 (`mlx_lm/generate.py`), whose class names and attributes it extends.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,9 +41,13 @@ from mlx_rq.engine.kv.sharing import sequence_caches
 from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
+from mlx_rq.engine.scheduling.verification import Verification
 
 _ONE_PASS = 2**30
 """Tokens of a prompt: more than any has."""
+
+_CLEAR_STEPS = 512
+"""Decode steps after which buffers are given back that nobody uses, as the stock step does."""
 
 
 class _DecodeBatch(GenerationBatch):
@@ -81,6 +87,27 @@ class _DecodeBatch(GenerationBatch):
         said = [zip(uids, finite.tolist(), strict=True) for uids, finite in unchecked]  # type: ignore[arg-type]
         if bad := [uid for rows in said for uid, is_finite in rows if not is_finite]:
             raise NotFinite(bad)
+
+    def verify(self, drafts: mx.array) -> list[GenerationBatch.Response]:
+        """Decodes the one sequence's due token, and the drafted ones that it chooses itself."""
+        (sampler,) = self.samplers
+        launched = Verification(self.model, self.prompt_cache, self._next_tokens, drafts, sampler)
+        self._check()
+        tokens, self._next_tokens, finite = launched.read()
+        self._unchecked = ((list(self.uids), finite),)
+        self.tokens[0] += tokens
+        responses = []
+        for token in tokens:
+            self._num_tokens[0] += 1
+            reason = "length" if self._num_tokens[0] >= self.max_tokens[0] else None
+            if self._matchers[0].advance(token):
+                reason = "stop"
+            no_logprobs: Any = None
+            responses.append(self.Response(self.uids[0], token, no_logprobs, reason, None, None))
+            if reason is not None:
+                self.filter([])
+                break
+        return responses
 
     def extend(self, batch: GenerationBatch) -> None:
         super().extend(batch)  # type: ignore[no-untyped-call]
@@ -181,6 +208,33 @@ class SharingBatchGenerator(BatchGenerator):
         self.prefill_step_size = max(1, prefill_tokens // max(1, self.prefilling))
         told: tuple[list[Any], list[GenerationBatch.Response]] = self.next()  # type: ignore[no-untyped-call]
         return told
+
+    @property
+    def due(self) -> mx.array | None:
+        """The token [1] of the one sequence that is decided and comes next; None before its first.
+
+        It may not be computed yet.
+        """
+        tokens: mx.array | None = self._generation_batch._next_tokens
+        return tokens if len(self._generation_batch) == 1 else None
+
+    @property
+    def caches(self) -> list[Any]:
+        """The KV of the sequences that decode."""
+        caches: list[Any] = self._generation_batch.prompt_cache
+        return caches
+
+    def verify(self, drafts: mx.array) -> list[GenerationBatch.Response]:
+        """Decodes what is due of the one sequence, and those of `drafts` [any] that it accepts."""
+        started = time.perf_counter()
+        batch: Any = self._generation_batch
+        responses: list[GenerationBatch.Response] = batch.verify(drafts)
+        self._counters.decode_time += time.perf_counter() - started
+        self._counters.generation_tokens += len(responses)
+        self._counters.generation_steps += 1
+        if self._counters.generation_steps % _CLEAR_STEPS == 0:
+            mx.clear_cache()
+        return responses
 
     @property
     def sequence_uids(self) -> list[int]:

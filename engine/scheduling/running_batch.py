@@ -12,6 +12,7 @@ from typing import Any
 from weakref import finalize
 
 from mlx.nn.layers.base import Module
+from mlx_lm.generate import GenerationBatch
 from mlx_lm.generate_utils import BatchCounters
 
 from mlx_rq.engine.interface import Totals
@@ -28,6 +29,7 @@ from mlx_rq.engine.models.device import Device, settle, tried
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import KVBudget, referred_to
 from mlx_rq.engine.scheduling.distinct_tokens import DistinctTokens
+from mlx_rq.engine.scheduling.drafting import Drafting
 from mlx_rq.engine.scheduling.generator import SharingBatchGenerator
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequential import SequentialGenerator
@@ -46,9 +48,13 @@ class RunningBatch:
         *,
         device: Device,
         verdict: Verdict = ASSUMED,
+        drafting: Drafting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`verdict` says which sequences of the model may be computed together."""
+        """`verdict` says which sequences of the model may be computed together.
+
+        `drafting` decodes a sequence that runs alone.
+        """
         self._model = model
         self._options = options
         self._distinct = DistinctTokens()
@@ -56,7 +62,9 @@ class RunningBatch:
         self._batches = verdict.batching is not Batching.ALONE
         self._device = device
         self._sequences: dict[int, TokenSequence] = {}  # by the generator's uid
-        self.memory = KVBudget(model, options.kv_bytes, options.reserve, device)
+        self.drafting = drafting
+        beside = [] if drafting is None else [drafting.model]
+        self.memory = KVBudget(model, options.kv_bytes, options.reserve, device, beside)
         off = "" if options.share_prefixes else "switched off"
         off = off if self._batches else "sequences are not batched"
         failed = Sharing(model, off="the device failed when it was tried")
@@ -210,6 +218,8 @@ class RunningBatch:
         self.prefix_cache.abandon()
         self.prefix_cache.evict_all()
         self._distinct.of = adapter
+        if self.drafting is not None:
+            self.drafting.restart()
 
     def remove(self, sequences: Sequence[TokenSequence]) -> None:
         """Takes sequences out of the batch, and their KV out of the memory."""
@@ -240,12 +250,16 @@ class RunningBatch:
         """Gives the sequences that the generator calls so."""
         return [self._sequences[uid] for uid in uids if uid in self._sequences]
 
-    def decode(self, prefill_tokens: int) -> list[TokenSequence]:
-        """Decodes one token, beside a piece of prefill; lets go of the sequences that end by it."""
-        _, responses = self._generator.step(prefill_tokens)
+    def decode(self, prefill_tokens: int, *, alone: bool = False) -> list[TokenSequence]:
+        """Decodes one token, beside a piece of prefill; lets go of the sequences that end by it.
+
+        `alone`: nobody is to join the one sequence that runs, if it is one. It may decode several.
+        """
         finished: list[int] = []  # by the generator, which has let go of them
         stopped: list[int] = []
-        for response in responses:
+        for response in self._step(prefill_tokens, alone):
+            if response.uid in stopped:
+                break  # at a stop string within what was drafted
             self._totals.decoded_tokens += 1
             measured: Any = response.logprobs  # ours: TokenLogprobs, or None
             sequence, reason = self._sequences[response.uid], response.finish_reason
@@ -257,9 +271,23 @@ class RunningBatch:
             self._generator.remove(stopped)
         return [self._sequences.pop(uid) for uid in finished + stopped]
 
+    def _step(self, prefill_tokens: int, alone: bool) -> list[GenerationBatch.Response]:
+        """Computes the tokens that are due, and more of a sequence that is drafted for."""
+        drafting = self.drafting
+        if drafting is None:
+            return self._generator.step(prefill_tokens)[1]
+        if alone and len(self) == 1 == self.decoding:
+            (sequence,) = self
+            if self.memory.has_room(drafting.bytes(sequence), sequence, self.prefix_cache):
+                return drafting.step(self._generator, sequence, prefill_tokens)
+        drafting.forget()
+        return self._generator.step(prefill_tokens)[1]
+
     def abandon(self) -> None:
         """Forgets all sequences, with the KV that an error may have left half written."""
         self._sequences.clear()
         stream, self._generator = self._generator.stream, self._new_generator()
         self.prefix_cache.abandon()
+        if self.drafting is not None:
+            self.drafting.forget()
         settle(self._device, stream)

@@ -149,6 +149,16 @@ class TokenSequence:
         """What must be prefilled: the prompt, and what it has said before it is in the batch."""
         return [*self.prompt, *self.text.tokens] if self.text.tokens else self.prompt
 
+    def tokens_from(self, place: int) -> list[int]:
+        """The same, without what lies before a place."""
+        said = self.text.tokens[max(0, place - len(self.prompt)) :]
+        return [*self.prompt[place:], *said]
+
+    @property
+    def length(self) -> int:
+        """How many these are."""
+        return len(self.prompt) + len(self.text.tokens)
+
     @property
     def key(self) -> Key:
         """The same as a key."""

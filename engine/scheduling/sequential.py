@@ -20,8 +20,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.layers import Caches
 from mlx_rq.engine.models.device import NotFinite, finite_rows
-from mlx_rq.engine.sampling.logprobs import Pending, measure, read
+from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
+from mlx_rq.engine.scheduling.verification import Verification
 
 _CLEAR_STEPS = 256
 """Decode steps after which the buffers are given back that nobody uses: they grow with the KV."""
@@ -111,6 +112,37 @@ class SequentialGenerator:
         """Sequences whose first token is decided, or decided next."""
         return sum(len(sequence.prompt) == 1 for sequence in self._sequences)
 
+    @property
+    def due(self) -> mx.array | None:
+        """The first sequence's token [1] that is decided and comes next; None before its first."""
+        launched = self._sequences[0].launched if self._sequences else None
+        return None if launched is None else launched.token
+
+    @property
+    def caches(self) -> list[Any]:
+        """The KV of the first sequence."""
+        return self._sequences[0].caches
+
+    def verify(self, drafts: mx.array) -> list[GenerationBatch.Response]:
+        """Decodes what is due of the first sequence, and those of `drafts` that it accepts."""
+        sequence, started = self._sequences[0], time.perf_counter()
+        this = sequence.launched
+        assert this is not None, "nothing is due yet"
+        launched = Verification(self._model, sequence.caches, this.token, drafts, sequence.sampler)
+        if not this.finite.item():
+            raise NotFinite([sequence.uid])
+        tokens, due, finite = launched.read()
+        sequence.launched = _Launched(due, None, finite)
+        responses = []
+        for token in tokens:
+            sequence.left -= 1
+            sequence.prompt = [token]
+            responses.append(self._response(sequence, token, None))
+            if responses[-1].finish_reason is not None:
+                break
+        self._took_step(started, responses)
+        return responses
+
     def step(self, prefill_tokens: int) -> tuple[list[Any], list[GenerationBatch.Response]]:
         """Prefills some of the first sequence's prompt, or decodes one token of it."""
         if not self._sequences:
@@ -125,14 +157,18 @@ class SequentialGenerator:
             self._counters.prompt_time += time.perf_counter() - started
             self._counters.prompt_tokens += len(chunk)
             return [], []
-        response = self._decoded(sequence)
+        responses = [self._decoded(sequence)]
+        self._took_step(started, responses)
+        return [], responses
+
+    def _took_step(self, started: float, responses: list[GenerationBatch.Response]) -> None:
+        """Counts a decode step, and lets go of the sequence that ends by it."""
         self._counters.decode_time += time.perf_counter() - started
         self._counters.generation_steps += 1
         if self._counters.generation_steps % _CLEAR_STEPS == 0:
             mx.clear_cache()
-        if response.finish_reason is not None:
+        if responses[-1].finish_reason is not None:
             self._sequences.popleft()
-        return [], [response]
 
     def _decoded(self, sequence: _Sequence) -> GenerationBatch.Response:
         """Launches the next token, then reads this one while that runs."""
@@ -145,10 +181,16 @@ class SequentialGenerator:
         if sequence.launched is None:
             sequence.sampler.take(token)  # else the next token's choice has taken it in
         sequence.prompt = [token]
+        return self._response(sequence, token, read([this.measured])[0])
+
+    def _response(
+        self, sequence: _Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> GenerationBatch.Response:
+        """Says what a token is to its sequence."""
         reason = (
             "stop" if token in sequence.end_tokens else "length" if sequence.left <= 0 else None
         )
-        told: Any = read([this.measured])[0]  # the stock class has an array there
+        told: Any = logprobs  # the stock class has an array there
         return GenerationBatch.Response(sequence.uid, token, told, reason, None, None)
 
     def _launch(self, sequence: _Sequence, last: mx.array) -> _Launched:

@@ -124,6 +124,7 @@ class WorkerRecord(_Lenient):
     chip: str = ""
     pid: Count = 0
     prefix_sharing: str = ""
+    drafting: str = ""
     capacity: Count = 0
     running: Count = 0
     waiting: Count = 0

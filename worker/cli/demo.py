@@ -14,7 +14,7 @@ from mlx_rq.jobs.openai.errors import ResultTimeout
 from mlx_rq.jobs.queue.connection import connect, without_password
 from mlx_rq.jobs.queue.workers import live_workers
 from mlx_rq.worker.cli.model import ensure_model
-from mlx_rq.worker.cli.models import asked_models
+from mlx_rq.worker.cli.models import MODEL_OPTIONS, asked_models, models_needed
 from mlx_rq.worker.cli.processes import child_process
 from mlx_rq.worker.cli.signals import stopped_by_signals
 from mlx_rq.worker.cli.valkey import embedded_valkey
@@ -40,11 +40,9 @@ DEMO_QUESTIONS = (
 @worker_options
 def demo(**options: Any) -> None:
     """Show the whole way: a queue, a worker, questions, answers. Leaves nothing behind."""
-    asked = asked_models(
-        *(options[name] for name in ("model", "served_name", "models_from", "adapter"))
-    )
-    for one in asked:
-        ensure_model(one.model)
+    asked = asked_models(**{name: options[name] for name in MODEL_OPTIONS})
+    for name in models_needed(asked):
+        ensure_model(name)
     with (
         stopped_by_signals(),
         tempfile.TemporaryDirectory(prefix="mlx-rq-demo-") as folder,

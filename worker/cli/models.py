@@ -1,4 +1,4 @@
-"""Which models a worker is to serve: `--model`, `--served-name`, `--adapter`, and a file of them.
+"""Which models a worker is to serve, as `--model` and its kin say, and a file of them.
 
 [models.fast]                                # a name that jobs may ask for
 model = "mlx-community/Qwen3-4B-4bit"        # a known name, a folder, or a hub id
@@ -6,6 +6,7 @@ names = ["qwen", "small"]                    # more names
 batch = 16                                   # as --batch and --kv-budget, for this one
 kv_budget = "4GB"
 adapters = { sql = "~/adapters/sql" }        # names and folders, as --adapter
+draft = "mlx-community/Qwen3-0.6B-4bit"      # as --draft-model
 """
 
 import tomllib
@@ -25,7 +26,10 @@ from mlx_rq.worker.models.switch import ServedModel
 
 DEMO_MODEL = "smollm2"
 
-_KEYS = ("model", "names", "batch", "kv_budget", "adapters")
+MODEL_OPTIONS = ("model", "served_name", "models_from", "adapter", "draft_model")
+"""What the commands call the arguments of `asked_models`."""
+
+_KEYS = ("model", "names", "batch", "kv_budget", "adapters", "draft")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class AskedModel:
     kv_budget: int | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     """Names and folders."""
+    draft: str | None = None
+    """The model that drafts for it."""
 
     @property
     def known_as(self) -> tuple[str, ...]:
@@ -53,6 +59,7 @@ def asked_models(
     served_name: Sequence[str],
     models_from: Path | None,
     adapter: Sequence[str] = (),
+    draft_model: str | None = None,
 ) -> list[AskedModel]:
     """Puts together what the options ask for; raises ClickException."""
     listed = [] if models_from is None else list(_read(models_from))
@@ -64,7 +71,19 @@ def asked_models(
         names = _names_by_model(served_name, given)
     asked = [AskedModel(one, names.get(one, ())) for one in given]
     asked += [replace(one, names=(*one.names, *names.get(one.model, ()))) for one in listed]
+    if draft_model is not None:
+        if len(asked) > 1:
+            raise click.ClickException(
+                f"--draft-model {draft_model}: with several models, say whose it is, in the file "
+                f'of --models-from: draft = "{draft_model}"'
+            )
+        asked = [replace(asked[0], draft=draft_model)]
     return _with_adapters(asked, adapter)
+
+
+def models_needed(asked: Iterable[AskedModel]) -> list[str]:
+    """Names the models, and those that draft for them."""
+    return [name for one in asked for name in (one.model, one.draft) if name is not None]
 
 
 def served_models(
@@ -76,8 +95,8 @@ def served_models(
 
     The first is also for jobs that name none. Adapters have the names of their model, with their
     own behind them, or the folder as it was given. Of several models, those are not to be loaded
-    whose weights are known to take more than `room` bytes. Raises ModelError where a model or an
-    adapter is not here, and ClickException where two have a name in common.
+    whose weights are known to take more than `room` bytes. Raises ModelError where a model, its
+    draft or an adapter is not here, and ClickException where two have a name in common.
     """
     from mlx_rq.engine.models.load import locate
 
@@ -85,8 +104,10 @@ def served_models(
     of: dict[str, str] = {}
     for number, one in enumerate(asked):
         model_id, _ = locate(one.model)
+        if one.draft is not None:
+            locate(one.draft)
         names = dict.fromkeys([model_id, one.model, *one.names, *([] if number else [ANY_MODEL])])
-        too_large = "" if room is None or len(asked) == 1 else _too_large(one.model, room)
+        too_large = "" if room is None or len(asked) == 1 else _too_large(one, room)
         base = ServedModel(tuple(names), partial(engine_of, one), too_large=too_large)
         for model, what in ((base, one.model), *_adapted(base, one)):
             for name in model.names:
@@ -112,11 +133,13 @@ def _adapted(base: ServedModel, asked: AskedModel) -> Iterator[tuple[ServedModel
         yield ServedModel(own_names, base.load, base.id, adapter, base.too_large), called
 
 
-def _too_large(model: str, room: int) -> str:
+def _too_large(asked: AskedModel, room: int) -> str:
     """Says why a model cannot be loaded on this machine; empty where it might be."""
     from mlx_rq.engine.models.local import weight_bytes_here
 
-    nbytes = weight_bytes_here(model)
+    nbytes = weight_bytes_here(asked.model)
+    if nbytes is not None and asked.draft is not None:
+        nbytes += weight_bytes_here(asked.draft) or 0
     if nbytes is None or nbytes <= room:
         return ""
     return f"its weights take {nbytes / 1e9:,.1f} GB, and there is room for {room / 1e9:,.1f} GB"
@@ -218,7 +241,10 @@ def _asked(settings: Any, name: str, where: str) -> AskedModel:
             f".adapters is {adapters!r}; it must be a table of names, without {BETWEEN!r}, and "
             'folders, as { sql = "adapters/sql" }'
         )
-    return AskedModel(model, (name, *names), batch, nbytes, tuple(adapters.items()))
+    draft = settings.get("draft")
+    if draft is not None and (not isinstance(draft, str) or not draft):
+        raise refuse(f".draft is {draft!r}; it must be a known name, a folder, or a hub id")
+    return AskedModel(model, (name, *names), batch, nbytes, tuple(adapters.items()), draft)
 
 
 def _is_adapter(entry: tuple[str, Any]) -> bool:

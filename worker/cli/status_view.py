@@ -82,6 +82,8 @@ def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
     yield f"{worker['running']} of {counted(worker['capacity'], 'row runs', 'rows run')}"
     yield counted(worker["waiting"], "waits in it", "wait in it")
     yield f"{worker['ended']:,} ended"
+    if worker["drafting"]:
+        yield f"drafts {worker['drafting']}"
 
 
 def _briefly(worker: Mapping[str, Any]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from mlx_rq.jobs.queue.discovery import FOLDER, default_data_dir, embedded_url
 from mlx_rq.worker.cli.common import data_folder, needs_extra, option
 from mlx_rq.worker.cli.living_line import living_line
 from mlx_rq.worker.cli.model import ensure_model
-from mlx_rq.worker.cli.models import asked_models
+from mlx_rq.worker.cli.models import MODEL_OPTIONS, asked_models, models_needed
 from mlx_rq.worker.cli.ports import OLD_NAMES, http_port_option, is_free
 from mlx_rq.worker.cli.processes import child_process, pipe
 from mlx_rq.worker.cli.signals import ToldToStop, stopped_by_signals
@@ -50,11 +50,9 @@ def up(
     still there at the next start. SIGTERM and the end of the terminal do as Ctrl-C does; where one
     part ends by itself, or this process is killed, the others end too.
     """
-    asked = asked_models(
-        *(options[name] for name in ("model", "served_name", "models_from", "adapter"))
-    )
-    for one in asked:
-        ensure_model(one.model)
+    asked = asked_models(**{name: options[name] for name in MODEL_OPTIONS})
+    for name in models_needed(asked):
+        ensure_model(name)
     folder = data_folder(data_dir)
     if http:
         with needs_extra("http"):

@@ -89,6 +89,7 @@ def _generate(
     served_name: tuple[str, ...],
     models_from: Path | None,
     adapter: tuple[str, ...],
+    draft_model: str | None,
     trust_remote_code: bool,
     batch: int | str,
     kv_budget: int | None,
@@ -108,6 +109,7 @@ def _generate(
     from mlx_rq.engine.engine import MLXEngine
     from mlx_rq.engine.models.calibrate import best_batch_size, known_share_from, share_from
     from mlx_rq.engine.models.device import MLXDevice, tried
+    from mlx_rq.engine.models.draft import check_draft
     from mlx_rq.engine.models.load import ModelError, load
     from mlx_rq.engine.options import EngineOptions
     from mlx_rq.engine.scheduling.budget import default_kv_bytes
@@ -130,11 +132,16 @@ def _generate(
 
     def engine_of(asked: AskedModel) -> MLXEngine:
         loaded = load(asked.model, trust_remote_code=trust_remote_code)
-        device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model)
+        draft, beside = None, []
+        if asked.draft is not None:
+            draft = load(asked.draft, trust_remote_code=trust_remote_code)
+            check_draft(loaded, draft)
+            beside = [draft.model]
+        device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model, *beside)
         rows, kv_bytes = asked.batch or batch, asked.kv_budget or kv_budget
         shares_from = known_share_from(loaded, folder) or usual.share_from
         if not isinstance(rows, int):
-            room = kv_bytes or default_kv_bytes(loaded.model, device)
+            room = kv_bytes or default_kv_bytes(loaded.model, device, *beside)
             names = dict.fromkeys([loaded.model_id, *asked.known_as, ANY_MODEL])
             tokens = halfway(waiting_requests(connection, names), loaded)
             rows = tried(
@@ -154,7 +161,12 @@ def _generate(
             close_json=close_json,
             share_from=shares_from,
         )
-        engine = tried(device, lambda: MLXEngine(loaded, options, device=device), None, asked.model)
+        engine = tried(
+            device,
+            lambda: MLXEngine(loaded, options, draft=draft, device=device),
+            None,
+            asked.model,
+        )
         if engine is None:
             raise ModelError(
                 f"model {asked.model}: there is no memory to compute a single token with it. "
@@ -162,7 +174,7 @@ def _generate(
             )
         return engine
 
-    asked = asked_models(model, served_name, models_from, adapter)
+    asked = asked_models(model, served_name, models_from, adapter, draft_model)
     switch = EngineSwitch(served_models(asked, engine_of, device.ceiling or device.physical))
     if len(asked) == 1:
         switch.load(switch.model_id)  # at once: what is wrong with it is to be seen now

@@ -86,7 +86,16 @@ _worker_options = (
         type=click.Path(dir_okay=False, exists=True, path_type=Path),
         default=None,
         metavar="FILE",
-        help="A TOML file that lists models, each with names, batch, kv_budget and adapters.",
+        help="A TOML file that lists models, each with names, batch, kv_budget, adapters, draft.",
+    ),
+    option(
+        "--draft-model",
+        type=_ModelName(),
+        default=None,
+        show_default="none",
+        shell_complete=complete_model,
+        help="A small model of the same family that drafts for a job which runs alone, as long as "
+        "that is faster; answers stay the model's.",
     ),
     option(
         "--unload-after",

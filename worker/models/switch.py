@@ -135,6 +135,7 @@ class EngineSwitch:
             "model": self.model_id,
             "fingerprint": self.fingerprint,
             "prefix_sharing": self.prefix_sharing,
+            "drafting": self.drafting,
             "capacity": self.capacity,
             "running": self.running,
             "waiting": self.waiting,
@@ -169,6 +170,10 @@ class EngineSwitch:
     @property
     def prefix_sharing(self) -> str:
         return "" if self._engine is None else self._engine.prefix_sharing
+
+    @property
+    def drafting(self) -> str:
+        return "" if self._engine is None else self._engine.drafting
 
     @property
     def totals(self) -> Totals:
