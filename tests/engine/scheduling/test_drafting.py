@@ -250,6 +250,31 @@ def test_a_drafted_pass_that_fails_is_done_again(garbled: bool) -> None:
     assert len(failed) > 3
     assert texts(result) == texts(plain)
     assert engine.totals.sequences_preempted == 1
+    refused = engine.totals.drafted_tokens - engine.totals.accepted_tokens
+    assert refused == (8 if garbled else 0)  # those of the pass
+
+
+def test_a_draft_goes_on_behind_what_it_got_wrong() -> None:
+    class Sloppy:
+        """Says something else every seventh time."""
+
+        def __init__(self) -> None:
+            self._passes = 0
+
+        def __call__(self, inputs: mx.array, cache: Any = None) -> Any:
+            self._passes += 1
+            logits = MODEL.model(inputs, cache=cache)
+            return logits if self._passes % 7 else -logits
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(MODEL.model, name)
+
+    network: Any = Sloppy()
+    engine, body = drafted(replace(MODEL, model=network)), completion(14)
+
+    assert texts(answer(engine, body)) == [said(MODEL, body)]
+    drafts, accepted = engine.totals.drafted_tokens, engine.totals.accepted_tokens
+    assert 0.4 * drafts < accepted < drafts
 
 
 def test_a_narrow_draft_is_shown_no_token_that_it_does_not_know() -> None:
