@@ -476,7 +476,9 @@ class TestStatus:
         }
 
     def test_of_queues_and_workers(self, run: Run, start_worker: StartWorker) -> None:
-        start_worker(FakeEngine("m"), name="mac-1")
+        engine = FakeEngine("m")
+        engine.drafting = "by small (fake)"
+        start_worker(engine, name="mac-1")
         submit(messages=HI).result(PATIENCE)
         submit(messages=HI, model="other")
         result = run("status")
@@ -486,12 +488,13 @@ class TestStatus:
         assert re.search(r"^other +normal +1 +0 +0 +0 +0 +\d+ s +-$", text, re.M), text
         assert "worker mac-1 · m\n" in text
         assert "0 of 16 rows run · 0 wait in it · " in text
-        assert "held once (fake)" in text
+        assert "held once (fake) · drafts by small (fake)\n" in text
         assert "  memory 6.0 of 8.0 GB · weights 4.2 · rows 1.8\n" in text
         assert "jobs wait for 'other', which no live worker serves" in text
         state = json.loads(run("status", "--json").stdout)
         assert [worker["name"] for worker in state["workers"]] == ["mac-1"]
         assert state["workers"][0]["prefix_sharing"] == "held once (fake)"
+        assert state["workers"][0]["drafting"] == "by small (fake)"
         assert state["workers"][0]["memory"]["peak"] == 7_000
         assert state["notes"] == ["jobs wait for 'other', which no live worker serves"]
 
