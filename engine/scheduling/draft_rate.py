@@ -13,6 +13,9 @@ _TRIALS = 2
 _RETRY = 64
 """Stretches of the better way until the other one has a stretch again."""
 
+_CLEARLY = 1.05
+"""Another way is chosen where it is so many times as fast: measures are rough."""
+
 _NEWS = 0.5
 """How much of a mean is the latest stretch."""
 
@@ -23,6 +26,8 @@ class DraftRate:
     def __init__(self) -> None:
         self.drafts = False
         """Whether the next step is to be drafted."""
+        self.chosen: bool | None = None
+        """Whether drafts are used; None before each way had its trials."""
         self._seconds: dict[bool, float] = {}  # a token, by whether it was drafted
         self._stretches = {False: 0, True: 0}
         self._in_a_row = 0  # stretches of one way
@@ -37,13 +42,6 @@ class DraftRate:
     def gain(self) -> float | None:
         """How many times as fast drafting is; None before both ways were measured."""
         return None if len(self._seconds) < 2 else self._seconds[False] / self._seconds[True]
-
-    @property
-    def chosen(self) -> bool | None:
-        """Whether drafts are used; None before each way had its trials."""
-        if min(self._stretches.values()) < _TRIALS:
-            return None
-        return self._seconds[True] < self._seconds[False]
 
     def interrupt(self) -> None:
         """Takes note that a step comes between that tells nothing."""
@@ -70,9 +68,19 @@ class DraftRate:
         self._seconds[way] = (1 - _NEWS) * before + _NEWS * latest
         self._stretches[way] += 1
         self._in_a_row += 1
-        best = self.chosen
-        self._retries = best is way and self._in_a_row >= _RETRY
-        self.drafts = not way if best is None or self._retries else best
+        self._choose()
+        self._retries = self.chosen is way and self._in_a_row >= _RETRY
+        self.drafts = not way if self.chosen is None or self._retries else self.chosen
         if self.drafts is not way:
             self._in_a_row = 0
         self._begin()
+
+    def _choose(self) -> None:
+        if self.gain is None or min(self._stretches.values()) < _TRIALS:
+            return
+        if self.chosen is None:
+            self.chosen = self.gain > 1
+        elif self.chosen and self.gain < 1 / _CLEARLY:
+            self.chosen = False
+        elif not self.chosen and self.gain > _CLEARLY:
+            self.chosen = True

@@ -72,3 +72,13 @@ def test_the_first_step_of_a_stretch_and_after_an_interruption_does_not_count() 
             for _ in range(4):
                 rate.took(1.0, 1)
     assert rate.gain == 1.0
+
+
+def test_what_is_hardly_faster_does_not_change_the_way() -> None:
+    rate = DraftRate()
+    went(rate, 4 * STRETCH, drafts_take(0.9, 1))
+    assert "pp" not in went(rate, 300 * STRETCH, drafts_take(1.03, 1))
+    assert rate.chosen is True
+    went(rate, 300 * STRETCH, drafts_take(1.2, 1))
+    assert "dd" not in went(rate, 300 * STRETCH, drafts_take(0.97, 1))
+    assert rate.chosen is False
