@@ -295,3 +295,16 @@ def test_a_narrow_draft_is_shown_no_token_that_it_does_not_know() -> None:
     assert texts(answer(engine, body)) == [said(MODEL, body)]
     assert engine.totals.drafted_tokens > 10
     assert max(seen) == 89
+
+
+def test_it_is_told_and_measured_anew_where_the_model_changes() -> None:
+    engine = drafted(GOOD)
+    before = engine.drafting
+    answer(engine, completion(15, max_tokens=300))
+
+    assert before == "by tiny-llama (not measured yet)"
+    # 9 tokens in a step, but for some at the beginning.
+    assert engine.drafting == "by tiny-llama (100% accepted, 8.9 times as fast)"
+    engine.adapt(None)
+    assert engine.drafting == before
+    assert MLXEngine(MODEL, EngineOptions()).drafting == ""
