@@ -91,6 +91,7 @@ class MLXEngine:
         self._totals = Totals()
         drafting = None
         if draft is not None:
+            self._weights += weight_bytes(draft.model)
             drafting = Drafting(draft, model.vocab_size, self._totals, clock=clock)
         self._running = RunningBatch(
             model.model,
@@ -162,7 +163,7 @@ class MLXEngine:
     def memory(self) -> dict[str, int | None]:
         """Bytes that MLX holds in arrays, keeps to use again, held at most, and may hold.
 
-        Of the arrays, `weights` are the model's.
+        Of the arrays, `weights` are the model's, and its draft's.
         """
         held = asdict(self._device.memory())
         return {**held, "ceiling": self._device.ceiling, "weights": self._weights}

@@ -91,8 +91,9 @@ def test_a_model_that_goes_on_otherwise_after_that_is_refused() -> None:
     )
 
 
-def test_its_weights_are_none_of_the_memory_for_kv() -> None:
+def test_its_weights_count_as_weights_and_are_none_of_the_memory_for_kv() -> None:
     weights = weight_bytes(MODEL.model)
     device = ScriptedDevice(2 * weights + 10**9)
     engine = MLXEngine(MODEL, EngineOptions(), draft=MODEL, device=device)
     assert engine._running.memory.nbytes == 8 * 10**8
+    assert engine.memory()["weights"] == 2 * weights
