@@ -66,6 +66,8 @@ def worker_lines(workers: Sequence[Mapping[str, Any]], *, brief: bool) -> Iterat
             yield line("  " + held)
         if worker["prefix_sharing"]:
             yield line(f"  prefixes {worker['prefix_sharing']}")
+        if worker["drafting"]:
+            yield line(f"  drafts {worker['drafting']}")
         if worker["paused"]:
             yield line(f"  takes no jobs: {worker['paused']}", "yellow")
 
@@ -82,8 +84,6 @@ def _doing(worker: Mapping[str, Any]) -> Iterator[str]:
     yield f"{worker['running']} of {counted(worker['capacity'], 'row runs', 'rows run')}"
     yield counted(worker["waiting"], "waits in it", "wait in it")
     yield f"{worker['ended']:,} ended"
-    if worker["drafting"]:
-        yield f"drafts {worker['drafting']}"
 
 
 def _briefly(worker: Mapping[str, Any]) -> Iterator[str]:
