@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from mlx_rq.engine.kv.adapter_rows import adapter_rows
 from mlx_rq.engine.models.device import finite_rows
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose_ahead
 
@@ -41,7 +42,8 @@ class Verification:
         """`due` [1] is the token that was chosen last, `drafts` [any] may follow it."""
         self._caches, self._sampler = caches, sampler
         self._inputs = mx.concatenate([due, drafts])
-        logits = model(self._inputs[None], cache=caches)[0]
+        with adapter_rows([sampler.adapter]):
+            logits = model(self._inputs[None], cache=caches)[0]
         self._chosen, self._finite = choose_ahead(logits, sampler), finite_rows(logits)
         mx.async_eval(self._inputs, self._chosen, self._finite)
 

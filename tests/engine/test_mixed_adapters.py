@@ -104,6 +104,20 @@ def test_prefixes_are_shared_within_an_adapter_and_never_beyond_it(tmp_path: Pat
     assert engine.totals.prefilled_tokens <= 1.05 * 4 * once
 
 
+def test_what_is_drafted_is_verified_with_the_adapter_of_its_sequence(tmp_path: Path) -> None:
+    adapters = adapters_in(tmp_path)
+    expected = alone(adapters)
+    options = EngineOptions(batch_size=6, mix_adapters=True)
+    engine = MLXEngine(fresh_model(), options, draft=fresh_model())
+    engine.mix(adapters)
+    assert engine._running.drafting is not None
+    for name in ("", *adapters):
+        engine._running.drafting._rate.drafts = True
+        (result,) = answers(engine, [body(QUESTIONS[0], name, logprobs=None)])
+        assert said([result]) == said(expected[name][:1])
+    assert engine.totals.accepted_tokens > 0
+
+
 def test_a_sequence_that_makes_room_goes_on_with_its_adapter(tmp_path: Path) -> None:
     adapters = adapters_in(tmp_path)
     names = ["", *adapters]
