@@ -43,6 +43,7 @@ def state(rows: dict[str, int], *, name: str = "w", paused: str | None = None) -
         "ended": 6,
         "paused": paused,
         "prefix_sharing": "",
+        "drafting": "",
         "totals": {"prefix_bytes": 0},
         "memory": {"active": None, "cache": None, "ceiling": None},
         "rates": {"now": speed, "recent": speed, "jobs_at_work": 0.5},
