@@ -26,7 +26,7 @@ test-page: $(VENV)/.dev
 # Which models of mlx-lm are batched, and how: fails where that is not what the page says.
 families: $(VENV)/.dev
 	$(BIN)/python tests/engine/families.py
-	git diff --exit-code docs/families.md
+	git diff --exit-code docs/families.md engine/models/families.json
 
 # Measures this machine with `mlx-rq bench`, and writes the figures of docs/performance.md.
 performance: $(VENV)/.dev

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlx_rq.engine.interface import Adapter
 from mlx_rq.engine.models.adapters import WEIGHTS, check_adapter
+from mlx_rq.engine.models.families import family_of
 from mlx_rq.engine.models.hub import cached_file
 from mlx_rq.engine.models.load import ModelError, context_length_of, locate
 
@@ -25,6 +26,7 @@ class LocalModel:
     """A model's folder: `name` is what `--model` takes for it, `dtype` how its weights are held.
 
     Of an adapter, `--adapter` takes it, the type is "lora" or "dora", and no context is told.
+    `batches` and `shares` are those of its `Family`, empty where that is not known.
     """
 
     name: str
@@ -33,6 +35,8 @@ class LocalModel:
     size_bytes: int
     context_length: int
     source: str
+    batches: str = ""
+    shares: str = ""
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
@@ -55,7 +59,9 @@ def read_model(path: Path, name: str, source: str) -> LocalModel | None:
         return None
     if not weights or not isinstance(config, dict) or "model_type" not in config:
         return None
-    return LocalModel(name, _dtype_of(config), path, size, context_length_of(config), source)
+    family = family_of(str(config["model_type"])) or ("", "")
+    context = context_length_of(config)
+    return LocalModel(name, _dtype_of(config), path, size, context, source, *family)
 
 
 def weight_bytes_here(model: str) -> int | None:

@@ -1,5 +1,7 @@
 """Writes docs/families.md: what the engine does with every model of mlx-lm, tried tiny.
 
+And what `mlx-rq model list` says of it, by the types that configs name (`families.json`).
+
     make families
 
 Each model file of the installed mlx-lm is made tiny and random (`family_configs.json`), tried as at
@@ -10,17 +12,19 @@ alone. A new mlx-lm changes the table, to be read in the diff.
 import json
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import mlx_lm.models
 from driving import greedy_text, run, texts
+from mlx_lm.utils import MODEL_REMAPPING
 from test_same_answers import branching
 from tiny import COMMON, FAMILIES, SEQUENTIAL_FAMILIES, random_model
 
 from mlx_rq.engine.kv.trial import Batching, verdict_on
+from mlx_rq.engine.models import families as shipped
 from mlx_rq.engine.models.load import LoadedModel
 
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -116,12 +120,30 @@ def written() -> dict[str, str]:
     return {line.split()[1]: line for line in lines}
 
 
+def by_type(rows: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """What the table says of each type of model: how it batches, in which layers it shares."""
+    found = {}
+    for family, line in rows.items():
+        _, batches, prefixes, *_ = line.strip("| ").split(" | ")
+        if batches != "?":
+            found[family] = batches, _layers(prefixes)
+    also = {name: found[family] for name, family in MODEL_REMAPPING.items() if family in found}
+    return dict(sorted({**also, **found}.items()))
+
+
+def _layers(prefixes: str) -> str:
+    held, _, layers = prefixes.removesuffix(" layers").partition(" of ")
+    return "none" if prefixes == "copied" else "all" if held == layers else "some"
+
+
 def main() -> None:
     rows = []
     for family in families():
         rows.append(row(family))
         print(rows[-1], flush=True)
     TABLE.write_text(HEAD.format(jobs=JOBS) + "".join(f"{one}\n" for one in rows))
+    entries = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in by_type(written()).items())
+    shipped.TABLE.write_text("{\n" + ",\n".join(entries) + "\n}\n")
 
 
 if __name__ == "__main__":

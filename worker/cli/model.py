@@ -86,7 +86,9 @@ def pull_command(name: str, dtype: "Dtype | None", as_json: bool) -> None:
 def list_command(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the known models, and those in the hub's cache and LM Studio's folders.
 
-    What stands in the first column is what --model takes, or --adapter behind a name.
+    What stands in the first column is what --model takes, or --adapter behind a name; then how
+    weights are held, their size, the context, what can be batched, and in which layers a prefix is
+    held once.
     """
     with needs_extra("worker"):
         from mlx_rq.engine.models.local import local_models, read_model
@@ -94,8 +96,9 @@ def list_command(folders: tuple[Path, ...], as_json: bool) -> None:
     entries: list[dict[str, Any]] = []
     for known in list_models():
         found = read_model(known.path, known.name, "known")
-        context = None if found is None else found.context_length
-        entries.append({**asdict(known), "context_length": context, "source": "known"})
+        told = dict.fromkeys(("context_length", "batches", "shares"))
+        told |= {name: getattr(found, name, None) for name in told}
+        entries.append({**asdict(known), **told, "source": "known"})
     entries += [{**asdict(one), "pulled": True} for one in local_models(folders)]
     if as_json:
         print_json([{**entry, "path": str(entry["path"])} for entry in entries])
@@ -104,7 +107,11 @@ def list_command(folders: tuple[Path, ...], as_json: bool) -> None:
         size = f"{entry['size_bytes'] / 1e6:,.0f} MB" if entry["pulled"] else "not pulled"
         tokens = f"{entry['context_length']:,}" if entry["context_length"] else ""
         where = f"{entry['source']}: {entry['path']}"
-        click.echo(f"{entry['name']:10} {entry['dtype']:9} {size:>12} {tokens:>9}  {where}")
+        known = entry["batches"]
+        ways = f"batches {known}, shares {entry['shares']}" if known else ""
+        click.echo(
+            f"{entry['name']:10} {entry['dtype']:9} {size:>12} {tokens:>9}  {ways:26}  {where}"
+        )
 
 
 COMMANDS = (model,)

@@ -11,6 +11,8 @@ from mlx_rq.engine.models import local
 from mlx_rq.engine.models.local import LocalModel, local_models
 
 CONFIG = {"model_type": "llama", "max_position_embeddings": 4096, "dtype": "bfloat16"}
+KNOWN = ("any", "all")
+"""How llamas batch, and share."""
 
 
 def model_folder(path: Path, config: dict[str, Any] | None = None, weights: int = 10) -> Path:
@@ -39,12 +41,13 @@ def test_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     model_folder(tmp_path / "hub" / "models--org--empty" / "snapshots" / "abc", weights=0)
     scan = huggingface_hub.scan_cache_dir
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path / "hub"))
-    assert local_models() == [LocalModel("org/tiny", "4bit", path, 10, 4096, "hub")]
+    assert local_models() == [LocalModel("org/tiny", "4bit", path, 10, 4096, "hub", *KNOWN)]
 
 
 def test_lm_studios_folders_and_others(tmp_path: Path) -> None:
     theirs = model_folder(tmp_path / "lmstudio" / "org" / "tiny")
-    ours = model_folder(tmp_path / "models" / "mine", {"dtype": None, "torch_dtype": "float16"})
+    other = {"dtype": None, "torch_dtype": "float16", "model_type": "nobody's"}
+    ours = model_folder(tmp_path / "models" / "mine", other)
     model_folder(tmp_path / "models" / "a" / "b" / "too-deep")
     (tmp_path / "models" / "notes").mkdir()
     model_folder(tmp_path / "models" / "no-weights", weights=0)
@@ -56,7 +59,7 @@ def test_lm_studios_folders_and_others(tmp_path: Path) -> None:
     (adapter / "adapters.safetensors").write_bytes(b"x" * 7)
     folders = [tmp_path / "models", ours]
     assert local_models(folders) == [
-        LocalModel(str(theirs), "bfloat16", theirs, 10, 4096, "LM Studio"),
+        LocalModel(str(theirs), "bfloat16", theirs, 10, 4096, "LM Studio", *KNOWN),
         LocalModel(str(adapter), "dora", adapter, 7, 0, "adapter of org/tiny"),
         LocalModel(str(ours), "float16", ours, 10, 4096, str(tmp_path / "models")),
     ]
