@@ -32,7 +32,7 @@ from mlx_rq.worker.cli.batch_files import (
     source_of,
 )
 from mlx_rq.worker.cli.batch_forecast import forecast
-from mlx_rq.worker.cli.batch_progress import stopped, watching
+from mlx_rq.worker.cli.batch_progress import left_of, stopped, watching
 from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
 from mlx_rq.worker.cli.completion import complete_served
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
@@ -224,6 +224,7 @@ def _print_summary(batch: Batch, places: Places | None, as_json: bool, *, to_std
         "answered": tally.answered,
         "errors": dict(tally.errors.most_common()),
         "missing": tally.missing,
+        **left_of(batch)._asdict(),
         "resumed": tally.resumed,
         "prompt_tokens": usage.prompt,
         "cached_tokens": usage.cached,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import click
 from redis.exceptions import RedisError
@@ -148,26 +148,41 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def stopped(batch: Batch) -> str:
-    """Says what becomes of a batch that was stopped before its end."""
-    tally, flight = batch.tally, batch.flight
-    if not tally.total:
-        return "Stopped before anything was submitted."
+class Left(NamedTuple):
+    """The lines that have no ending in the output: how many wait for those before them there, and
+    how many jobs run, wait, or were not submitted yet.
+    """
+
+    held: int
+    running: int
+    waiting: int
+    unsubmitted: int
+
+
+def left_of(batch: Batch) -> Left:
+    """Counts what a batch that was stopped leaves; where Redis is away, nothing is known to run."""
+    flight = batch.flight
     try:
-        decoding = flight.decoding()
+        decoding = flight.decoding() if flight.running else 0
     except (RedisError, RedisUnavailable):
         decoding = 0
-    left = (
-        (flight.held, "waits for those before it", "wait for those before them"),
-        (decoding, "runs", "run"),
-        (flight.running - decoding, "waits", "wait"),
-        (
-            tally.missing - flight.held - flight.running,
-            "is not submitted yet",
-            "are not submitted yet",
-        ),
+    unsubmitted = max(0, batch.tally.missing - flight.held - flight.running)
+    return Left(flight.held, decoding, flight.running - decoding, unsubmitted)
+
+
+def stopped(batch: Batch) -> str:
+    """Says what becomes of a batch that was stopped before its end."""
+    tally = batch.tally
+    if not tally.total:
+        return "Stopped before anything was submitted."
+    left = left_of(batch)
+    parts = (
+        (left.held, "waits for those before it", "wait for those before them"),
+        (left.running, "runs", "run"),
+        (left.waiting, "waits", "wait"),
+        (left.unsubmitted, "is not submitted yet", "are not submitted yet"),
     )
-    words = ", ".join(counted(*what) for what in left if what[0] > 0)
+    words = ", ".join(counted(*what) for what in parts if what[0] > 0)
     are = "is" if tally.done == 1 else "are"
     return (
         f"Stopped: {tally.done:,} of {tally.total:,} {are} done, {words}. Jobs go on without this "

@@ -135,8 +135,8 @@ def main(context: click.Context, log_level: str) -> None:
     Start with `mlx-rq demo`, or `mlx-rq up` and then `mlx-rq submit "Hello"`.
 
     Exits with 0 where all went well, 1 where something failed, which standard error (with --json,
-    standard output) says, 2 where the command line is wrong, 130 where Ctrl-C ended it. NO_COLOR
-    is heeded.
+    standard output) says, 2 where the command line is wrong, 130 where Ctrl-C ended it (`up` and
+    `worker`: 0, they stop in good order). NO_COLOR is heeded.
     """
     if os.environ.get("NO_COLOR"):
         context.color = False

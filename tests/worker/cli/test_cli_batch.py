@@ -165,13 +165,22 @@ class TestStopped:
         engine = PacedEngine()
         start_worker(engine)
         output = tmp_path / "out.jsonl"
-        process = start_batch(source, "-o", output)
+        as_json = ["--json"] if sent is signal.SIGTERM else []
+        process = start_batch(source, "-o", output, *as_json)
         engine.let_go(20)
         process.wait_for_lines(output, 20)
         process.send(sent)
         code, out, err = process.end()
 
-        assert (code, out) == (2, "60 in: 20 answered, 0 errors, 40 missing\n")
+        assert code == 2
+        if as_json:
+            left = json.loads(out)
+            assert (left["answered"], left["missing"], left["held"], left["unsubmitted"]) == (
+                *(20, 40, 0, 0),
+            )
+            assert left["running"] + left["waiting"] == 40
+        else:
+            assert out == "60 in: 20 answered, 0 errors, 40 missing\n"
         assert re.search(
             r"Stopped: 20 of 60 are done, (16 run, 24|40) wait\. Jobs go on without this command; "
             r"the same command takes them up again\.\n",
@@ -250,6 +259,7 @@ class TestAnOrdinaryRun:
             "answered": 2,
             "errors": {"invalid_json_line": 1},
             "missing": 0,
+            **dict.fromkeys(("held", "running", "waiting", "unsubmitted"), 0),
             "resumed": 0,
             "prompt_tokens": 6,
             "cached_tokens": 0,
