@@ -175,9 +175,8 @@ class TestStopped:
         assert code == 2
         if as_json:
             left = json.loads(out)
-            assert (left["answered"], left["missing"], left["held"], left["unsubmitted"]) == (
-                *(20, 40, 0, 0),
-            )
+            counts = [left[name] for name in ("answered", "missing", "held", "unsubmitted")]
+            assert counts == [20, 40, 0, 0]
             assert left["running"] + left["waiting"] == 40
         else:
             assert out == "60 in: 20 answered, 0 errors, 40 missing\n"
