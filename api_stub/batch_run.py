@@ -93,6 +93,8 @@ class BatchRun:
         """Takes the batch to its next status and notes when; a cancellation is not overwritten."""
 
         def change(record: Record) -> Mapping[str, Any]:
+            if record["status"] == "cancelling" and status == "finalizing":
+                return {}
             # What a batch waited for (its note) is over.
             stamped = {f"{status}_at": int(time.time()), "note": None, **fields}
             keeps = record["status"] == "cancelling" and status == "in_progress"
@@ -158,6 +160,8 @@ class BatchRun:
         """Makes files of what was written, and ends the batch."""
         if self._ended_as != "cancelled":
             self._advance("finalizing")
+        if self._record["status"] == "cancelling":  # also where all had been answered by then
+            self._ended_as = "cancelled"
         fields = self._adopt_outputs()
         if usage := usage_of_all(self._outputs.answers):
             fields["usage"] = usage

@@ -240,7 +240,7 @@ class Supervisor:
         if self._name_lease.is_anothers():  # then the worker never was what its name says
             return
         returned = reap(self._connection, self._name)
-        if returned:
+        if returned or not self._stop.wanted:
             jobs = counted(returned, "job of the dead worker is", "jobs of the dead worker are")
             logger.warning("%s queued again", jobs)
 
@@ -266,7 +266,8 @@ class Supervisor:
         self._crashes += 1
         if code in _LIKE_MEMORY and not life.stalled:
             self._shrink = min(self._shrink + 1, _MOST_SHRINKS)
-            logger.warning("it may have been memory: the batch is halved %d times", self._shrink)
+            times = counted(self._shrink, "time")
+            logger.warning("it may have been memory: the batch is halved %s", times)
 
     def _pause(self) -> float:
         doublings = min(self._crashes - 1, _MOST_DOUBLINGS)

@@ -282,6 +282,22 @@ def test_counts_move_and_cancel_keeps_what_is_done(
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
+def test_a_batch_that_is_cancelled_as_it_ends_is_a_cancelled_one(
+    server: RunningServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker()
+    finish = batch_run.BatchRun._finish
+
+    def cancelled_before(run: batch_run.BatchRun) -> None:
+        assert server.client().batches.cancel(run._id).status == "cancelling"
+        finish(run)
+
+    monkeypatch.setattr(batch_run.BatchRun, "_finish", cancelled_before)
+    batch = ended(server, start(server, [line("a")]))
+    assert (batch.status, counts(batch), batch.finalizing_at) == ("cancelled", (1, 1, 0), None)
+    assert len(read(server, batch.output_file_id)) == 1
+
+
 def test_completed_batch_cannot_be_cancelled(
     server: RunningServer, start_worker: StartWorker
 ) -> None:
