@@ -39,6 +39,9 @@ STREAM_SECONDS = 600
 _BLOCK_MILLISECONDS = 100
 """How late a follower is heard that comes while others are being read for."""
 
+_AGAIN_SECONDS = 1.0
+"""How long nothing is read after Redis failed."""
+
 Kind = Literal["content", "reasoning"]
 
 
@@ -139,20 +142,31 @@ class _Reader:
                 self._texts.pop(job_id, None)
 
     async def _read(self) -> None:
-        client = new_async_connection(self._redis_url)
-        with suppress(Exception):  # without text, followers still get the end, or its error
-            while self._texts:
-                texts = {keys.stream(job_id).encode(): text for job_id, text in self._texts.items()}
-                positions: Any = {name: text.position for name, text in texts.items()}
-                streams = await reading.asked(client.xread(positions, block=_BLOCK_MILLISECONDS))
-                if streams is reading.WRONG_TYPE:
-                    streams = await _read_each(client, positions)
-                for name, entries in streams or ():
-                    text = texts[name]
-                    text.position = entries[-1][0]
-                    text.entries += _deltas(entries)
-                    text.grown.set()
-        await client.aclose()
+        """Reads as long as anybody follows; asked last, so that who comes meanwhile is read for.
+
+        An error of Redis is not told here: the end of the job comes with it.
+        """
+        while self._texts:
+            client = new_async_connection(self._redis_url)
+            try:
+                await self._read_by(client)
+            except Exception:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            finally:
+                await client.aclose()
+
+    async def _read_by(self, client: AsyncRedis) -> None:
+        while self._texts:
+            texts = {keys.stream(job_id).encode(): text for job_id, text in self._texts.items()}
+            positions: Any = {name: text.position for name, text in texts.items()}
+            streams = await reading.asked(client.xread(positions, block=_BLOCK_MILLISECONDS))
+            if streams is reading.WRONG_TYPE:
+                streams = await _read_each(client, positions)
+            for name, entries in streams or ():
+                text = texts[name]
+                text.position = entries[-1][0]
+                text.entries += _deltas(entries)
+                text.grown.set()
 
 
 async def _read_each(client: AsyncRedis, positions: Mapping[bytes, bytes]) -> list[Any]:

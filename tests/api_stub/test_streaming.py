@@ -1,20 +1,23 @@
 """Streamed completions. Some tests publish in the place of the worker, to say when and what."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import openai
 import pytest
-from fakes import FakeEngine, StartWorker, answer, eventually, failure
+from fakes import PATIENCE, FakeEngine, StartWorker, answer, eventually, failure
 from redis import Redis
 from servers import RunningServer
 
 from mlx_rq.api_stub.streaming import data_event
 from mlx_rq.engine.interface import Partial
 from mlx_rq.jobs.client.job import fetch
+from mlx_rq.jobs.queue import stream as streams
 from mlx_rq.jobs.queue.stream import Delta, publish
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -263,3 +266,54 @@ def test_an_event_is_one_line_to_clients_that_split_text_at_other_line_ends() ->
         'data: {"text":"a\\u2028b\\u0085c"}',
         "",
     ]
+
+
+def test_who_follows_as_the_last_reader_goes_is_read_for(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, connected = asyncio.Event(), streams.new_async_connection
+
+    def connect(url: str) -> Any:
+        client = connected(url)
+        aclose = client.aclose
+
+        async def slow() -> None:
+            closing.set()
+            await asyncio.sleep(0.2)
+            await aclose()
+
+        monkeypatch.setattr(client, "aclose", slow)
+        return client
+
+    async def follow() -> None:
+        reader = streams._Reader(redis_url)
+        with reader.text_of("first"):
+            await asyncio.sleep(0)
+        await closing.wait()
+        with reader.text_of("second") as text:
+            publish(connection, "second", [Delta(0, "content", 0, "Hi")])
+            await asyncio.wait_for(text.grown.wait(), PATIENCE)
+
+    monkeypatch.setattr(streams, "new_async_connection", connect)
+    asyncio.run(follow())
+
+
+def test_text_goes_on_when_redis_is_back(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected, faults = streams.new_async_connection, [ConnectionError("No Redis")]
+
+    def connect(url: str) -> Any:
+        client = connected(url)
+        if faults:
+            monkeypatch.setattr(client, "xread", AsyncMock(side_effect=faults.pop()))
+        return client
+
+    async def follow() -> None:
+        with streams._Reader(redis_url).text_of("job") as text:
+            publish(connection, "job", [Delta(0, "content", 0, "Hi")])
+            await asyncio.wait_for(text.grown.wait(), PATIENCE)
+
+    monkeypatch.setattr(streams, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(streams, "new_async_connection", connect)
+    asyncio.run(follow())
