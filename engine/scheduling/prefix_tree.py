@@ -1,24 +1,28 @@
-"""The prefix tree of a window of sequences: its branching nodes, and which of them become prefixes.
+"""The prefix tree of the sequences that wait: its branching nodes, and which of them are prefixes.
 
-The sequences are sorted by their tokens. Sequences that share a prefix are then neighbours, and the
-lengths of what neighbours share say all there is to know about the prefix tree: one pass over them
-with a stack finds its branching nodes. The nodes deep enough to pay become prefixes.
+Sequences come and go one by one. Each touches only the nodes on its own way, and `refresh` looks
+again only at those, so that what a sequence costs does not depend on how many others wait. The
+tree is the same in whatever order its sequences came.
+
+Each sequence is left a token to prefill: its last token is never part of a prefix, so a sequence
+that is the prefix of others hangs from a node one token above theirs.
 
 Pure: token ids in, a tree out; no model, no queue, no clock. Depths and lengths count tokens.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, key_of
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key, key_of
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
-PrefixOf = dict[int, int | None]
-"""For each sequence its prefix."""
+
+Urgency = tuple[int, bool]
+"""The priority, and whether there is time yet; smaller goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,7 @@ class PlannedSequence:
     that is no more than a batch: else the prefix would be computed again for them.
     `max_tokens` is the expected decode length. `duplicate_key` is set only where equal keys and
     equal tokens mean equal answers (greedy or seeded sequences): it holds whatever else shapes the
-    answer, the token budget too. `packed` is the tokens as `pack` gives them, for those that are
-    planned again and again: packing takes longer than the rest of the plan.
+    answer, the token budget too. `packed` is the tokens as `pack` gives them, where they are known.
     """
 
     tokens: Tokens
@@ -38,156 +41,233 @@ class PlannedSequence:
     priority: int = 0
     overdue: bool = False
     duplicate_key: Hashable | None = None
-    packed: bytes | None = None
+    packed: Key | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedPrefix:
-    """A shared prefix whose KV is worth keeping: the first `depth` tokens of sequence `sequence`.
-
-    `index` and `parent` are places in `Plan.prefixes`, where parents come first. `sequences_below`
-    counts the sequences (not the duplicates) that start from this prefix or one below; all are
-    longer than it.
-    """
-
-    index: int
-    parent: int | None
-    sequence: int
-    depth: int
-    sequences_below: int
-
-
-def depth_of(prefixes: Sequence[PlannedPrefix], prefix: int | None) -> int:
-    """Gives the tokens of a prefix, 0 for none."""
-    return 0 if prefix is None else prefixes[prefix].depth
-
-
-# Sort, and measure what neighbours share.
-
-
-def sort(sequences: Sequence[PlannedSequence]) -> tuple[dict[int, int], dict[int, int], int]:
-    """Sort the sequences to generate by their tokens, and set duplicates aside.
-
-    Gives the sequences in that order, each with how many tokens of a prefix it may share with the
-    next one; the duplicates, as in Plan; and the number of distinct tokens.
-    """
-    keys = [
-        pack(sequence.tokens) if sequence.packed is None else sequence.packed
-        for sequence in sequences
-    ]
-    if not all(keys):
-        raise ValueError(f"sequence {keys.index(b'')} has no tokens; a prompt needs at least one")
-    # Of sequences with equal tokens the most urgent sorts first, so it is the one generated for
-    # all.
-    by_urgency = sorted(
-        range(len(sequences)),
-        key=lambda sequence: (sequences[sequence].priority, not sequences[sequence].overdue),
-    )
-    shared: dict[int, int] = {}
-    duplicates: dict[int, int] = {}
-    generated: dict[tuple[bytes, Hashable], int] = {}
-    distinct_tokens = 0
-    before, key_before = -1, b""
-    for sequence in sorted(by_urgency, key=keys.__getitem__):
-        key, duplicate_key = keys[sequence], sequences[sequence].duplicate_key
-        if (
-            duplicate_key is not None
-            and generated.setdefault((key, duplicate_key), sequence) != sequence
-        ):
-            duplicates[sequence] = generated[key, duplicate_key]
-            continue
-        common = _common(key_before, key)
-        distinct_tokens += len(key) // TOKEN_BYTES - common
-        if shared:
-            # Each sequence is left a token to prefill. Only the first of two neighbours can be a
-            # prefix of the other (or its equal), so the first one's length is the limit.
-            shared[before] = min(common, len(sequences[before].tokens) - 1)
-        shared[sequence] = 0
-        before, key_before = sequence, key
-    return shared, duplicates, distinct_tokens
-
-
-def pack(tokens: Tokens) -> bytes:
-    """Pack token ids into bytes, so that sequences sort and compare at the speed of memcmp.
-
-    Sequences that share a prefix become neighbours in whatever order the machine puts a token's
-    bytes.
-    """
+def pack(tokens: Tokens) -> Key:
+    """Pack token ids into bytes, so that sequences are compared at the speed of memcmp."""
     if isinstance(tokens, np.ndarray):
         return tokens.astype(np.uint32).tobytes()
     return key_of(tokens)
 
 
-def _common(a: bytes, b: bytes) -> int:
-    """Count the tokens that two keys share at their start."""
-    length = min(len(a), len(b)) // TOKEN_BYTES
-    differ = np.frombuffer(a, np.uint32, length) != np.frombuffer(b, np.uint32, length)
-    return int(differ.argmax()) if differ.any() else length
+@dataclass(slots=True, eq=False)
+class Leaf:
+    """A sequence in the tree. `number` says when it came: the later, the greater."""
 
+    number: int
+    source: Key
+    """Its tokens."""
+    max_tokens: int
+    priority: int
+    overdue: bool
+    node: "Node | None" = None
+    """From where it branches off."""
 
-# Find the branching nodes, and keep those that pay.
+    @property
+    def length(self) -> int:
+        return len(self.source) // TOKEN_BYTES
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.priority, not self.overdue
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
-    """A branching node of the prefix tree."""
+class Node:
+    """A branching node of the prefix tree: all sequences below begin with the same tokens."""
 
+    source: Key
+    """A sequence that begins with them, which may have left."""
     depth: int
-    sequence: int  # any sequence below
-    sequences_below: int = 0
-    own_sequences: list[int] = field(default_factory=list)  # those that hang from this very node
-    branches: int = 0  # own sequences, and nodes next below
-    too_close: int = 0  # tokens computed again if this prefix keeps nodes next below from being one
-    parent: "_Node | None" = None
-    prefix: int | None = None  # the prefix at this node, or else the one above it
+    parent: "Node | None" = None
+    children: "dict[Key, Node]" = field(default_factory=dict)
+    """The branching nodes next below, by the token that leads there."""
+    lone: dict[Key, Leaf] = field(default_factory=dict)
+    """The sequences that share no more with others, by the token that leads there."""
+    endings: dict[Leaf, None] = field(default_factory=dict)
+    """The sequences that have only their last token left here (an ordered set)."""
+    stale: bool = True
+    """Whether something has changed here or below since it was looked at."""
+    prefix: "Node | None" = None
+    """Itself where it is a prefix, or else the prefix above it."""
+
+    @property
+    def key(self) -> Key:
+        return self.source[: self.depth * TOKEN_BYTES]
+
+    def begins(self, key: Key, known: int = 0) -> bool:
+        """Says whether a sequence begins with its tokens, as it does with the first `known`."""
+        edge = slice(known * TOKEN_BYTES, self.depth * TOKEN_BYTES)
+        return self.source[edge] == key[edge]
+
+    @property
+    def above(self) -> "Node | None":
+        """The prefix above it, or the root."""
+        return None if self.parent is None else self.parent.prefix
+
+    @property
+    def branches(self) -> int:
+        return len(self.children) + len(self.lone) + len(self.endings)
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Gives the sequences that hang from this very node."""
+        yield from self.lone.values()
+        yield from self.endings
+
+    def too_close(self, min_prefix_tokens: int) -> int:
+        """Counts the tokens computed again if this prefix keeps nodes next below from being one."""
+        again = 0
+        for child in self.children.values():
+            if (new := child.depth - self.depth) < min_prefix_tokens:
+                again += (child.branches - 1) * new
+        return again
 
 
-def prefixes_of(
-    shared: Mapping[int, int], min_prefix_tokens: int
-) -> tuple[list[PlannedPrefix], PrefixOf]:
-    """Choose the prefixes, parents first, and the prefix that each sequence starts from.
+class PrefixTree:
+    """A prefix tree whose sequences come and go.
 
-    A node that is no prefix leaves its branches to the prefix above, and all of them but one
-    compute the tokens in between again. A node deep enough is given up only where that costs less
-    than to give up the nodes too close below it. A sequence that is the prefix of others is no
-    special case: it hangs from a node one token above theirs, and one of the two nodes has to go.
+    `regrouped` collects the prefixes whose own sequences, or whose prefixes next below, are others
+    than they were; the root stands for no prefix.
     """
-    prefixes: list[PlannedPrefix] = []
-    prefix_of: PrefixOf = {}
-    for node in _nodes(shared, min_prefix_tokens):
-        node.prefix = above = node.parent.prefix if node.parent else None
-        new = node.depth - depth_of(prefixes, above)
-        if new >= min_prefix_tokens and (node.branches - 1) * new >= node.too_close:
-            node.prefix = len(prefixes)
-            prefixes.append(
-                PlannedPrefix(node.prefix, above, node.sequence, node.depth, node.sequences_below)
-            )
-        prefix_of |= dict.fromkeys(node.own_sequences, node.prefix)
-    return prefixes, prefix_of
+
+    def __init__(self, min_prefix_tokens: int) -> None:
+        self._min_prefix_tokens = min_prefix_tokens
+        self.root = Node(b"", 0)
+        self.root.prefix = self.root
+        self.regrouped: dict[Node, None] = {self.root: None}  # an ordered set
+        self._last = self.root  # what comes next is often like what came last
+
+    # Sequences come and go.
+
+    def insert(self, leaf: Leaf) -> None:
+        """Hangs a sequence where it branches off from all others."""
+        node, key, most = self._last, leaf.source, leaf.length - 1
+        while node.parent is not None and not (node.depth <= most and node.begins(key)):
+            node = node.parent
+        while node.depth < most:
+            token = _token(key, node.depth)
+            other = node.children.get(token) or node.lone.get(token)
+            if other is None:
+                break
+            if isinstance(other, Node) and other.depth <= most and other.begins(key, node.depth):
+                node = other
+            else:
+                limit = other.depth if isinstance(other, Node) else other.length - 1
+                depth = _common(key, other.source, node.depth, min(limit, most))
+                node = self._split(node, other, depth)
+        self._hang(leaf, node)
+        self._last = node
+        self.changed(node)
+
+    def remove(self, leaf: Leaf) -> None:
+        """Takes a sequence out; the tree is then as if it had never been there."""
+        node = leaf.node
+        assert node is not None
+        if leaf.length - 1 == node.depth:
+            del node.endings[leaf]
+        else:
+            del node.lone[_token(leaf.source, node.depth)]
+        leaf.node = None
+        self.changed(node)
+        if node.parent is not None and node.branches == 1:
+            self._dissolve(node, node.parent)
+
+    def changed(self, node: Node) -> None:
+        """Notes that sequences at a node are others than they were."""
+        assert node.prefix is not None
+        self.regrouped[node.prefix] = None
+        above: Node | None = node
+        while above is not None and not above.stale:
+            above.stale = True
+            above = above.parent
+
+    def _hang(self, leaf: Leaf, node: Node) -> None:
+        leaf.node = node
+        if leaf.length - 1 == node.depth:
+            node.endings[leaf] = None
+        else:
+            node.lone[_token(leaf.source, node.depth)] = leaf
+
+    def _split(self, above: Node, below: Node | Leaf, depth: int) -> Node:
+        """Puts a new node between a node and one of its branches."""
+        node = Node(below.source, depth, above, prefix=above.prefix)
+        token = _token(below.source, above.depth)
+        above.children[token] = node
+        if isinstance(below, Leaf):
+            del above.lone[token]
+            self._hang(below, node)
+        else:
+            node.children[_token(below.source, depth)] = below
+            below.parent = node
+        self.changed(above)
+        return node
+
+    def _dissolve(self, node: Node, parent: Node) -> None:
+        """Hangs the only branch of a node from the node above."""
+        token = _token(node.source, parent.depth)
+        del parent.children[token]
+        for child in node.children.values():
+            parent.children[token] = child
+            child.parent, child.stale = parent, True
+        for leaf in node.leaves():
+            self._hang(leaf, parent)
+        node.prefix = None
+        self.regrouped[node] = None
+        if self._last is node:
+            self._last = parent
+        self.changed(parent)
+
+    # Which nodes are prefixes.
+
+    def refresh(self) -> None:
+        """Chooses anew which nodes are prefixes, as far as something has changed.
+
+        A node that is no prefix leaves its branches to the prefix above, and all of them but one
+        compute the tokens in between again. A node deep enough is given up only where that costs
+        less than to give up the nodes too close below it.
+        """
+        self.root.stale = False
+        nodes = [child for child in self.root.children.values() if child.stale]
+        while nodes:
+            node = nodes.pop()
+            node.stale = False
+            before, node.prefix = node.prefix, self._prefix_of(node)
+            moved = before is not node.prefix
+            if moved:
+                self.regrouped |= dict.fromkeys(filter(None, (before, node.prefix)))
+            nodes += [child for child in node.children.values() if child.stale or moved]
+
+    def _prefix_of(self, node: Node) -> Node:
+        above = node.above
+        assert above is not None
+        new, least = node.depth - above.depth, self._min_prefix_tokens
+        if new >= least and (node.branches - 1) * new >= node.too_close(least):
+            return node
+        return above
+
+    @property
+    def distinct_tokens(self) -> int:
+        """The tokens of all sequences, each shared one once."""
+        count, nodes = 0, [self.root]
+        for node in nodes:
+            nodes += node.children.values()
+            count += sum(child.depth - node.depth for child in node.children.values())
+            count += sum(leaf.length - node.depth for leaf in node.lone.values())
+            last = {_token(leaf.source, node.depth) for leaf in node.endings}
+            count += len(last - node.children.keys() - node.lone.keys())
+        return count
 
 
-def _nodes(shared: Mapping[int, int], min_prefix_tokens: int) -> list[_Node]:
-    """Build the branching nodes, the root first and parents before their children.
+def _token(key: Key, depth: int) -> Key:
+    """Gives the token that follows the first `depth` ones."""
+    return key[depth * TOKEN_BYTES : (depth + 1) * TOKEN_BYTES]
 
-    `path` leads from the root to the sequence at hand. A sequence opens the node that it shares
-    with the sequence after it, and closes the nodes that reach deeper than that.
-    """
-    path = [_Node(depth=0, sequence=-1)]
-    closed: list[_Node] = []
-    for sequence, depth in shared.items():
-        if depth > path[-1].depth:
-            path.append(_Node(depth, sequence))
-        path[-1].own_sequences.append(sequence)
-        path[-1].sequences_below += 1
-        path[-1].branches += 1
-        while path[-1].depth > depth:
-            node = path.pop()
-            if depth > path[-1].depth:
-                path.append(_Node(depth, sequence))
-            node.parent = parent = path[-1]
-            parent.sequences_below += node.sequences_below
-            parent.branches += 1
-            if node.depth - parent.depth < min_prefix_tokens:
-                parent.too_close += (node.branches - 1) * (node.depth - parent.depth)
-            closed.append(node)
-    return [*path, *reversed(closed)]
+
+def _common(a: Key, b: Key, known: int, most: int) -> int:
+    """Counts the tokens that two keys share at their start: `known` at least, `most` at most."""
+    count, offset = most - known, known * TOKEN_BYTES
+    differ = np.frombuffer(a, np.uint32, count, offset) != np.frombuffer(
+        b, np.uint32, count, offset
+    )
+    return known + (int(differ.argmax()) if differ.any() else count)

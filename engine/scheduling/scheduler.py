@@ -1,19 +1,19 @@
 """Which sequences are admitted next: the order of those that wait, by the plan.
 
-All sequences that wait are planned together, again whenever some came or went, so that a late
-sequence still joins the others of its prefix. A sequence that has waited too long goes before all
-others of its priority, however lonely its prefix is. So do a few that share nothing of their own
-with others: nothing is computed twice for it.
+All sequences that wait are planned together (`rolling_plan.py`): one that comes late still joins
+the others of its prefix. A sequence that has waited too long goes before all others of its
+priority, however lonely its prefix is. So do a few that share nothing of their own with others:
+nothing is computed twice for it.
 """
 
-import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key
-from mlx_rq.engine.scheduling.prefix_plan import Urgency, plan
-from mlx_rq.engine.scheduling.prefix_tree import PlannedSequence
+from mlx_rq.engine.kv.prefix_key import Key
+from mlx_rq.engine.scheduling.prefix_tree import PlannedSequence, Urgency
+from mlx_rq.engine.scheduling.rolling_plan import RollingPlan
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 _FEW = 8
@@ -38,22 +38,23 @@ class Scheduler:
         self, *, batch_size: int, min_prefix_tokens: int, max_wait: float, pads: bool = True
     ) -> None:
         """Without `pads`, only suffixes of equal length are prefilled together."""
-        self._pads = pads
-        self._batch_size = batch_size
-        self._min_prefix_tokens = min_prefix_tokens
+        self._rolling = RollingPlan(
+            batch_size=batch_size, min_prefix_tokens=min_prefix_tokens, pads=pads
+        )
         self._max_wait = max_wait
-        self._sequences: dict[TokenSequence, None] = {}  # an ordered set
+        self._count = 0
+        self._numbers: dict[TokenSequence, int] = {}  # in the order of arrival
+        self._sequences: dict[int, TokenSequence] = {}  # by their numbers
         self._batches: deque[WaitingBatch] = deque()
-        self._duplicates: dict[TokenSequence, list[TokenSequence]] = {}
         self._serving: tuple[Key, ...] = ()  # the prefixes of the last head
         self._plan_again = False
-        self._next_overdue = math.inf  # when the next sequence will have waited too long
+        self._patient: list[tuple[float, int]] = []  # a heap: since when they wait, the numbers
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._numbers)
 
     def __iter__(self) -> Iterator[TokenSequence]:
-        return iter(self._sequences)
+        return iter(self._numbers)
 
     def next_use(self) -> dict[Key, float]:
         """Tells after how many prefill batches each prefix that sequences wait for is needed."""
@@ -73,23 +74,30 @@ class Scheduler:
         return Counter([*generated, *duplicates])
 
     def duplicates_of(self, sequence: TokenSequence) -> Sequence[TokenSequence]:
-        """The sequences that wait for the answer of one that waits itself, as of the last plan."""
-        return self._duplicates.get(sequence, ())
+        """The sequences that wait for the answer of one that waits itself."""
+        number = self._numbers.get(sequence)
+        return () if number is None else self._named(self._rolling.duplicates_of(number))
 
     def add(self, sequence: TokenSequence) -> None:
         """Takes a sequence in."""
-        self._sequences[sequence] = None
+        number = self._count = self._count + 1
+        self._numbers[sequence], self._sequences[number] = number, sequence
+        self._rolling.add(number, as_planned(sequence))
+        heappush(self._patient, (sequence.since, number))
         self._plan_again = True
 
     def remove(self, sequence: TokenSequence) -> None:
         """Forgets a sequence."""
-        del self._sequences[sequence]
+        number = self._numbers.pop(sequence)
+        del self._sequences[number]
+        self._rolling.remove(number)
         self._plan_again = True
 
     def head(self, now: float) -> WaitingBatch | None:
         """Gives the prefill batch that is to be admitted next, as far as it was not taken yet."""
-        if self._plan_again or now > self._next_overdue:
-            self._plan(now)
+        self._note_overdue(now)
+        if self._plan_again:
+            self._plan()
         while self._batches and not self._batches[0].sequences:
             self._batches.popleft()
         if not self._batches:
@@ -108,41 +116,34 @@ class Scheduler:
     def take(self, sequence: TokenSequence) -> list[TokenSequence]:
         """Takes out the first sequence of the head; returns its duplicates, out with it."""
         self._batches[0].sequences.remove(sequence)
-        duplicates = self._duplicates.pop(sequence, [])
+        duplicates = self._named(self._rolling.take(self._numbers[sequence]))
         for taken in (sequence, *duplicates):
-            del self._sequences[taken]
+            del self._sequences[self._numbers.pop(taken)]
         return duplicates
 
-    def _plan(self, now: float) -> None:
-        sequences = list(self._sequences)
-        patient = [sequence.since for sequence in sequences if not self._overdue(sequence, now)]
-        self._next_overdue = min(patient, default=math.inf) + self._max_wait
-        wanted = [as_planned(one, overdue=self._overdue(one, now)) for one in sequences]
-        planned = plan(
-            wanted,
-            batch_size=self._batch_size,
-            min_prefix_tokens=self._min_prefix_tokens,
-            pads=self._pads,
-        )
-        chains: list[tuple[Key, ...]] = []
-        for prefix in planned.prefixes:
-            below = () if prefix.parent is None else chains[prefix.parent]
-            key = sequences[prefix.sequence].key
-            chains.append((*below, key[: prefix.depth * TOKEN_BYTES]))
+    def _named(self, numbers: Iterable[int]) -> list[TokenSequence]:
+        return [self._sequences[number] for number in numbers]
+
+    def _plan(self) -> None:
         batches = [
             WaitingBatch(
-                () if batch.prefix is None else chains[batch.prefix],
-                deque(sequences[index] for index in batch.sequences),
+                batch.prefixes,
+                deque(self._sequences[number] for number in batch.sequences),
                 batch.urgency,
             )
-            for batch in planned.batches
+            for batch in self._rolling.order()
         ]
         self._mark_lone(batches)
         self._batches = deque(sorted(batches, key=self._turn))
-        self._duplicates = {}
-        for index, original in planned.duplicates.items():
-            self._duplicates.setdefault(sequences[original], []).append(sequences[index])
         self._plan_again = False
+
+    def _note_overdue(self, now: float) -> None:
+        """Has those go first that have waited too long by now."""
+        while self._patient and now - self._patient[0][0] > self._max_wait:
+            _, number = heappop(self._patient)
+            if number in self._sequences:
+                self._rolling.is_overdue(number)
+                self._plan_again = True
 
     @staticmethod
     def _mark_lone(batches: Sequence[WaitingBatch]) -> None:
@@ -165,17 +166,13 @@ class Scheduler:
         shared = sum(a == b for a, b in zip(batch.prefixes, self._serving, strict=False))
         return batch.urgency, not batch.lone, -shared
 
-    def _overdue(self, sequence: TokenSequence, now: float) -> bool:
-        return now - sequence.since > self._max_wait
 
-
-def as_planned(sequence: TokenSequence, *, overdue: bool = False) -> PlannedSequence:
+def as_planned(sequence: TokenSequence) -> PlannedSequence:
     """Gives a sequence as the plan sees it."""
     return PlannedSequence(
         tokens=sequence.tokens,
         max_tokens=sequence.remaining,
         priority=sequence.rank,
-        overdue=overdue,
         # One that was preempted asks from what it had said on, which is another's prompt.
         duplicate_key=None if sequence.begun else sequence.duplicate_key,
         packed=sequence.key,
