@@ -77,6 +77,7 @@ def test_what_was_kept_is_read_again_without_the_prompt(tmp_path: Path) -> None:
     Spool(tmp_path).keep([kept])
     ((job, outcome),) = Spool(tmp_path).load()
     assert (replace(job, data=b"data"), outcome) == kept
+    assert "claimed_at" not in json.loads((tmp_path / "a.json").read_bytes())["job"]
     assert b"data" not in (tmp_path / "a.json").read_bytes().replace(b'"data":', b"")
 
 

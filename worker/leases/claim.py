@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -66,6 +66,8 @@ class ClaimedJob:
     """Whether its text is to be published while it is generated."""
     submitted_at: float | None = None
     """Unix time in seconds; None where its record does not say."""
+    claimed_at: float = field(default_factory=time.monotonic, compare=False)
+    """Seconds of the monotonic clock: what was measured since holds though the time is set."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Claims:
         taken whole until there are `enough`. A suspect comes by itself, to an `idle` worker only:
         until then nothing behind it is claimed. See `claim.lua`.
         """
-        started_at = now()
+        started_at, claimed_at = now(), time.monotonic()
         arguments = ClaimArguments(
             limit=limit,
             nbytes=nbytes,
@@ -180,10 +182,10 @@ class Claims:
             with suppress(RedisError):  # it ends by itself, and what was claimed is ours by now
                 self._connection.delete(*map(keys.idle, self._models))
             self._said_idle = False
-        return [self._read(entry, queues, started_at) for entry in claimed]
+        return [self._read(entry, queues, started_at, claimed_at) for entry in claimed]
 
     def _read(
-        self, entry: Sequence[Any], queues: Sequence[Queue], started_at: datetime
+        self, entry: Sequence[Any], queues: Sequence[Queue], started_at: datetime, claimed_at: float
     ) -> ClaimedJob:
         number, job_id, execution_id, data, meta_text, ttl, most, *more = entry
         lost, suspect, data_set, lost_in_reading = more
@@ -210,6 +212,7 @@ class Claims:
             lost_in_reading=bool(lost_in_reading),
             stream=meta.get("stream") is True,
             submitted_at=reading.number(meta.get("submitted_at"), 0, reading.MAX_UNIX_TIME),
+            claimed_at=claimed_at,
         )
 
     def say_idle(self, seconds: float, models: Iterable[str]) -> None:

@@ -76,15 +76,14 @@ def measured(job: ClaimedJob, outcome: Outcome) -> str | None:
     """Writes what is to be remembered of a job's way; None where the engine did not say it."""
     if (steps := outcome.steps) is None:
         return None
-    claimed_at, now = job.lease.started_at.timestamp(), time.time()
-    ended = max(0.0, now - claimed_at)
+    ended = time.monotonic() - job.claimed_at
     rendered, admitted, first_token = (
         None if before is None else max(0.0, ended - before)
         for before in (steps.rendered, steps.admitted, steps.first_token)
     )
     usage = usage_of(outcome.result)
     return Measured(
-        claimed_at=claimed_at,
+        claimed_at=job.lease.started_at.timestamp(),
         rendered=rendered,
         admitted=admitted,
         first_token=first_token,

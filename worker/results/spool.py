@@ -100,7 +100,7 @@ def _write(path: Path, job: ClaimedJob, outcome: Outcome) -> None:
 def _spelled(job: ClaimedJob, outcome: Outcome) -> bytes:
     """Writes an answer and what is needed to commit it. The prompt is not in it."""
     record = asdict(job)
-    del record["data"]
+    del record["data"], record["claimed_at"]  # which means nothing after a restart
     lease = job.lease
     record["lease"] = [*lease[:2], lease.started_at.isoformat(), lease.data_set]
     text = json.dumps({"job": record, "result": outcome.result}, ensure_ascii=False)
