@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / part) for part in (
 
 import mlx.core as mx  # noqa: E402
 from driving import finish, task  # noqa: E402
-from mlx import nn  # noqa: E402
+from mlx.nn.layers.linear import Linear  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from mlx_lm.tuner.utils import linear_to_lora_layers  # noqa: E402
 
@@ -84,7 +84,7 @@ def layers(kinds: int, rank: int) -> dict[str, Ratios]:
     found = {}
     for dtype in (mx.float32, mx.bfloat16):
         for name, (inputs, outputs) in LAYERS.items():
-            plain = nn.Linear(inputs, outputs, bias=False)
+            plain: Any = Linear(inputs, outputs, bias=False)
             plain.set_dtype(dtype)
             parts = [Part(draw((inputs, rank)), draw((rank, outputs))) for _ in range(kinds - 1)]
             layer = MixedLinear(plain, parts)
@@ -117,7 +117,7 @@ def steps_and_jobs(model: str, adapters: dict[str, Adapter], jobs: int) -> dict[
 
     Gives bytes of both, too.
     """
-    options = {"batch_size": ROWS, "kv_bytes": 2**30}
+    options: Any = {"batch_size": ROWS, "kv_bytes": 2**30}
     network = load(model).model
     engine = MLXEngine(load(model), EngineOptions(**options, mix_adapters=True))
     assert len(engine.mix(adapters)) == len(adapters)

@@ -80,7 +80,7 @@ class Clock:
         self._at = self._now()
 
     def _now(self) -> float:
-        told = self._connection.info("cpu")
+        told: dict[str, float] = self._connection.info("cpu")
         return told["used_cpu_user_main_thread"] + told["used_cpu_sys_main_thread"]
 
     def spent(self) -> float:

@@ -11,7 +11,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,6 +63,9 @@ class InstantEngine:
 
     def adapt(self, adapter: Adapter | None) -> None:
         """It answers the same with any."""
+
+    def mix(self, adapters: Mapping[str, Adapter]) -> Collection[str]:
+        return ()
 
     def close(self) -> None:
         """It has nothing to free."""
