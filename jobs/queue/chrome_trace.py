@@ -58,7 +58,8 @@ def _drawn(jobs: Iterable[tuple[str, Sequence[Event]]]) -> Iterator[dict[str, An
             processes[worker] = pid = len(processes) + 1
             yield _named("process_name", pid, worker)
         pid = processes[worker]
-        place = _place(free_from.setdefault(pid, []), times["admitted"], events[-1].at)
+        free = max(event.at for event in events if event.name != "fetched")
+        place = _place(free_from.setdefault(pid, []), times["admitted"], free)
         told: dict[str, Any] = {"job": job_id, **{e.name: e.detail for e in events if e.detail}}
         told |= {f"{name} at": times[name] - events[0].at for name in _BEFORE if name in times}
         for begin, end in pairwise(events):

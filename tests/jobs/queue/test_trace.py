@@ -122,6 +122,23 @@ def test_a_while_is_drawn_for_trace_viewers(
     assert sorted(places.values()) == [1, 2], "both were in the batch at once"
 
 
+def test_a_place_in_the_batch_is_free_before_anybody_fetches_the_answer(
+    redis_url: str, connection: Redis, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine()
+    engine.took = Steps(0.0, 0.0, 0.0)
+    start_worker(engine)
+    jobs = [submit(messages=HI)]
+    list(as_completed(jobs, timeout=PATIENCE))
+    jobs.append(submit(messages=HI))
+    list(as_completed(jobs, timeout=PATIENCE))
+    note_fetched(connection, [job.id for job in jobs])
+
+    _, *spans = chrome_trace(connection, 60)["traceEvents"]
+
+    assert {span["args"]["job"]: span["tid"] for span in spans} == {job.id: 1 for job in jobs}
+
+
 @pytest.mark.parametrize(
     ("environment", "opened"),
     [
