@@ -61,7 +61,8 @@ for _, id in ipairs(attempt('ZRANGE', executions, 0, -1) or {}) do
   redis.call('DEL', given.execution_prefix .. composite)
 end
 redis.call('DEL', executions)
-if status ~= 'started' and not given.left_in_list then attempt('LREM', queue, 0, given.job_id) end
+-- Only one entry, the first: where there is another one, that was left there by a claim, and is counted.
+if status ~= 'started' and not given.left_in_list then attempt('LREM', queue, 1, given.job_id) end
 
 redis.call('SET', result, answer, 'EX', given.result_ttl)
 redis.call('HSET', job, 'status', given.status, 'ended_at', given.ended_at)

@@ -43,14 +43,15 @@ end
 
 -- What is known of a job that waits; nil for one that was cancelled or ended meanwhile, that somebody
 -- holds, or that stands in the list twice, for a name that RQ gives to no job, and where the job's
--- key holds no job. Also returns whether the list had it against the truth, and has it no more.
+-- key holds no job. Also returns whether the list had it against the truth, and has it no more; not
+-- what a claim has left there, which is counted as stale.
 local function waiting(list, job_id)
   if not string.match(job_id, '^[%w_-]+$') then return nil end
   local key = names.job .. job_id
   local fields = attempt('HMGET', key, 'status', 'meta', 'retries_left', 'worker_name')
   if not fields or not fields[1] then return nil end
   if fields[1] == 'started' or is_settled(fields[1]) then return nil end
-  if has_ended(job_id, names) then return nil, (attempt('LREM', list, 0, job_id) or 0) > 0 end
+  if has_ended(job_id, names) then return nil, (attempt('LREM', list, 1, job_id) or 0) > 0 end
   local decoded, meta = pcall(cjson.decode, fields[2] or '{}')
   if not decoded or type(meta) ~= 'table' then meta = {} end
   local attempts = given.default_attempts
@@ -64,7 +65,7 @@ local function waiting(list, job_id)
   if holder then
     local left = math.min((tonumber(fields[3] or '') or retries) + 1, retries)
     redis.call('HSET', key, 'status', 'started', 'worker_name', holder, 'retries_left', left)
-    return nil, (attempt('LREM', list, 0, job_id) or 0) > 0
+    return nil, (attempt('LREM', list, 1, job_id) or 0) > 0
   end
   local counted, put_back = retries_after(fields, job_id, retries)
   local left = counted or retries

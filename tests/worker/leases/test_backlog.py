@@ -11,11 +11,13 @@ from rq import Queue
 from rq.job import Job as RQJob
 
 from mlx_rq import Job, submit, submit_many
+from mlx_rq.engine.interface import Outcome
 from mlx_rq.jobs.queue import keys, scripts
 from mlx_rq.jobs.queue.backlog import lost_from, waiting_in
 from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.payload import SERIALIZER, read_payload
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
+from mlx_rq.worker.results.commit import commit
 
 QUEUE = keys.queue_name("default", "default")
 SYSTEM = "You answer in one word. " * 10
@@ -312,6 +314,28 @@ def test_what_waits_is_counted_right_where_many_are_cancelled(
     assert {job.id for job in taken} <= {job.id for job in waiting[200:]}
     assert len(drain(claims)) == len(waiting) - 200 - WINDOW
     assert waiting_in(connection, [QUEUE]) == [0]
+
+
+@pytest.mark.parametrize("how", ["answered late", "put back by RQ", "answered and put back by RQ"])
+def test_what_waits_is_counted_right_where_a_job_stands_in_the_list_twice(
+    redis_url: str, connection: Redis, how: str
+) -> None:
+    submit_many(body for _, body in shuffled(documents=138, questions=8))
+    claims = claims_of(connection)
+    job = claims.take(WINDOW)[0]  # out of the middle: one entry is left there
+    if how == "answered late":
+        claims.hand_back([job])
+    if "answered" in how:
+        commit(connection, [(job, Outcome(job.id, {"object": "x"}))])
+    if "put back" in how:
+        connection.hset(RQJob.key_for(job.id), "status", "queued")
+        connection.lpush(f"rq:queue:{QUEUE}", job.id)
+    claims.take(1)
+
+    assert waiting_in(connection, [QUEUE]) == [138 * 8 - WINDOW - 1]
+    assert len(drain(claims)) == 138 * 8 - WINDOW - 1
+    assert waiting_in(connection, [QUEUE]) == [0]
+    assert lost_from(connection, [QUEUE])[0].jobs == 0
 
 
 def test_a_queue_that_rq_has_emptied_is_counted_afresh(redis_url: str, connection: Redis) -> None:
