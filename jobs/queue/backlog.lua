@@ -144,6 +144,7 @@ local function push(command, list, job_id, job_prefix)
   if attempt(command, list, job_id) then return end
   redis.call('DEL', list)
   local backlog = backlog_of(list)
+  attempt('HDEL', backlog.state, 'stale', 'missing') -- went with the list
   if members_in(backlog.rounds) <= PIECE then
     for _, job in ipairs(piece_of(backlog.rounds, job_prefix)) do
       redis.call('RPUSH', list, job.id)

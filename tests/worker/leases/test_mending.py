@@ -61,6 +61,20 @@ def test_a_list(connection: Redis, jobs: list[Job], claims: Claims, how: str) ->
     assert lost_from(connection, [QUEUE])[0].jobs == 0
 
 
+def test_a_list_that_is_made_anew_at_once_has_nothing_stale(
+    connection: Redis, redis_url: str
+) -> None:
+    jobs = submit_many([{"prompt": f"Say {number}."} for number in range(600)])
+    claims = claims_of(connection)
+    taken = Counter(job.id for job in claims.take(256))  # out of the middle
+    connection.delete(LIST)
+    connection.set(LIST, "x")
+    jobs.append(submit(prompt="meanwhile"))
+
+    assert waiting_in(connection, [QUEUE]) == [600 - 256 + 1]
+    assert taken + drain(claims) == dict.fromkeys((job.id for job in jobs), 1)
+
+
 def test_a_list_of_what_waits_in_two_rounds(connection: Redis, redis_url: str) -> None:
     claims = claims_of(connection, max_wait=0)
     jobs = submit_many([{"prompt": f"Say {number}."} for number in range(600)])
