@@ -216,7 +216,7 @@ def reap(connection: Redis, worker_name: str) -> int:
     queues = reading.text(reading.ask(connection.hget, record, "queues"))
     for listed_in in (
         BaseWorker.redis_workers_keys,
-        *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",")),
+        *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",") if keys.is_ours(queue)),
     ):
         reading.ask(connection.srem, listed_in, record)
     # What it had in flight is still asked for where a lease is left that this did not find.

@@ -21,7 +21,7 @@ from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob
 from mlx_rq.worker.leases import keeper
 from mlx_rq.worker.leases.claim import Claims
-from mlx_rq.worker.leases.recovery import EPOCH, executions_of
+from mlx_rq.worker.leases.recovery import EPOCH, executions_of, reap
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -485,3 +485,12 @@ def test_a_job_that_was_deleted_is_told_from_one_that_redis_has_lost(
 
 def test_everything_about_a_lease_can_be_said_in_json(holder: RunningWorker) -> None:
     assert json.loads(json.dumps(holder.worker.describe()))["model"] == "fake"
+
+
+def test_a_worker_that_died_before_it_was_registered_is_reaped_with_the_rights_of_one(
+    connection: Redis, redis_url: str
+) -> None:
+    keys_of_workers = ["~mlx-rq:*", "~rq:worker:*", "~rq:workers", "~rq:workers:mlx-rq:*"]
+    connection.execute_command("ACL", "SETUSER", "u", "on", ">p", "+@all", *keys_of_workers)
+    with Redis.from_url(redis_url.replace("redis://", "redis://u:p@")) as limited:
+        assert reap(limited, "died-early") == 0
