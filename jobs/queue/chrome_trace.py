@@ -39,7 +39,7 @@ def chrome_trace(connection: Redis, seconds: float) -> dict[str, Any]:
 
 def _ended_since(connection: Redis, since: float) -> list[str]:
     """Finds the jobs that ended, the first of them first."""
-    oldest = max(0, int(since * 1000))
+    oldest = int(max(0.0, since) * 1000)
     found = reading.ask(connection.xrevrange, keys.COMPLETIONS, "+", str(oldest), count=MOST_JOBS)
     streams = [] if found is reading.WRONG_TYPE or not found else [(keys.COMPLETIONS, found)]
     _, job_ids = reading.entries(streams, "job")

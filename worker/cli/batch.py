@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,8 @@ def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> 
     return value
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
+@click.pass_context
 @click.argument("input_name", metavar="INPUT", type=_readable)
 @option(
     "-o",
@@ -99,7 +101,12 @@ def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> 
 @json_option
 @redis_option
 def batch(
-    input_name: str, output: str | None, dry_run: bool, as_json: bool, **options: Any
+    context: click.Context,
+    input_name: str,
+    output: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run a file of requests and write the answers.
 
@@ -114,6 +121,8 @@ def batch(
     Exits with 0 where all were answered, 1 where some ended with an error, 2 where it did not
     finish.
     """
+    if context.args:
+        raise click.UsageError(_one_too_many(input_name, output, context.args[0]))
     if not dry_run and output is None:
         raise click.UsageError("say where the answers go with -o")
     try:
@@ -136,6 +145,14 @@ def batch(
         _print_error(error, as_json)
         sys.exit(NOT_FINISHED)
     sys.exit(tally.exit_code)
+
+
+def _one_too_many(input_name: str, output: str | None, second: str) -> str:
+    """Says what to write instead of an argument behind INPUT."""
+    if output is None:
+        command = shlex.join(["mlx-rq", "batch", input_name, "-o", second])
+        return f"say where the answers go with -o (--output): {command}"
+    return f"{second!r} is one argument too many: INPUT is one file, here {input_name!r}"
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Commands for producers: submit, result, status. They need Redis, not MLX."""
 
 import json
+import shlex
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
@@ -62,7 +63,8 @@ def _read_body(file: TextIO) -> dict[str, Any]:
     return body
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
+@click.pass_context
 @click.argument("text", required=False)
 @option(
     "-f",
@@ -88,6 +90,7 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 @json_option
 @redis_option
 def submit(
+    context: click.Context,
     text: str | None,
     body: TextIO | None,
     system: str | None,
@@ -110,6 +113,9 @@ def submit(
 
     Exits with 0 where the job was taken (with --wait or --follow: answered), else with 1.
     """
+    if text is not None and context.args:
+        whole = shlex.quote(" ".join([text, *context.args]))
+        raise click.UsageError(f"TEXT is one argument: put it in quotes: mlx-rq submit {whole}")
     if follow and as_json:
         raise click.UsageError(FOLLOW_OR_JSON)
     if completion and system is not None:

@@ -614,6 +614,8 @@ class TestUsedWrongly:
         ("arguments", "words"),
         [
             ((), "say where the answers go with -o"),
+            (("out 1.jsonl",), "with -o (--output): mlx-rq batch rows.csv -o 'out 1.jsonl'"),
+            (("more.csv", "-o", "out.jsonl"), "'more.csv' is one argument too many: INPUT is one"),
             (("-o", "out.xlsx", "--prompt", "x"), "out.xlsx ends in .xlsx"),
             (("-o", "out.parquet.gz", "--prompt", "x"), "out.parquet.gz ends in .parquet.gz"),
             (("-o", "out.jsonl", "--prompt", "x", "--delimiter", "::"), "expected one character"),

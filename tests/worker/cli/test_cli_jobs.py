@@ -247,6 +247,11 @@ class TestSubmit:
         assert result.stderr.startswith("Usage: ")
         assert connection.dbsize() == 0
 
+    def test_a_text_without_quotes_is_shown_with_them(self, run: Run, connection: Redis) -> None:
+        result = run("submit", "What", "is it?", "-p", "seed=1")
+        assert (result.exit_code, connection.dbsize()) == (2, 0)
+        assert "put it in quotes: mlx-rq submit 'What is it?'" in result.stderr
+
 
 def chat(text: str) -> dict[str, Any]:
     message = {"role": "assistant", "content": text}
