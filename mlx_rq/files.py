@@ -3,6 +3,7 @@
 Imports nothing of ours: every room may use it.
 """
 
+import errno
 import os
 import secrets
 import sys
@@ -23,16 +24,21 @@ else:
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Gives an empty file that takes the place of another, whole and on the disk, after the block.
 
-    Where the block raises, what was there before stays. `mode` as for `os.open`.
+    Where the block raises, what was there before stays. `mode` as for `os.open`. Raises OSError,
+    which names the file that was meant; what is no regular file (/dev/stdout) is not replaced.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file, which it would take the place of", str(path))
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             sync(file)
         _rename(fresh, path)
-    except BaseException:
+    except BaseException as error:
         fresh.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(fresh):
+            error.filename = str(path)
         raise
 
 

@@ -183,3 +183,19 @@ def test_a_child_that_got_the_file_keeps_the_lock(tmp_path: Path) -> None:
         assert not lock(other)
         child.communicate(b"\n")
         assert lock(other)
+
+
+def test_an_error_names_the_file_that_was_meant(tmp_path: Path) -> None:
+    wanted = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(FileNotFoundError) as caught, replacing(wanted):
+        pass
+    assert caught.value.filename == str(wanted)
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root, `/dev/null` would be a file from then on."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"), replacing(pipe):
+        pass
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
