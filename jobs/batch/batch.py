@@ -78,16 +78,19 @@ class Batch:
             self._state.start()
         self.flight.batch = self._state.run
         self._outputs.create()
+        unsafe: list[Ended] = []
         try:
-            self._fly(watch)
+            self._fly(watch, unsafe)
         finally:
             self._outputs.close()
+            if unsafe:  # no more
+                self.flight.forget(unsafe)
         if not self.tally.missing:
             in_order = self._options.order == "input"
             self._outputs.tidy(self._source, self.tally.total, in_order=in_order)
 
-    def _fly(self, watch: Callable[["Batch"], None]) -> None:
-        unsafe: list[Ended] = []
+    def _fly(self, watch: Callable[["Batch"], None], unsafe: list[Ended]) -> None:
+        """Writes what ends; `unsafe` is what may not be on the disk yet."""
         sync_at = 0.0
         for ended in self.flight.run(self._remaining()):
             for code in self._outputs.append(ended):

@@ -125,7 +125,7 @@ class Flight:
     def _redis_failed(self, error: Exception) -> None:
         self.note = f"{error} Trying again."
 
-    def forget(self, ended: Iterable[Ended]) -> None:
+    def forget(self, ended: Sequence[Ended]) -> None:
         """Lets Redis drop answers soon, because they lie safely elsewhere. Errors stay.
 
         So do answers that were asked to be stored: they are read, and gone on from, by their ids.
@@ -145,7 +145,8 @@ class Flight:
                 for name in names:
                     pipe.expire(name, FORGET_SECONDS)
             pipe.execute()
-        note_fetched(self._connection, [str(item.job_id) for item in done])
+        job_ids = [item.job_id for item in ended if item.job_id is not None]
+        note_fetched(self._connection, job_ids)
 
     def cancel(self) -> None:
         """Ends the jobs that are on their way, because nobody will read their answers."""

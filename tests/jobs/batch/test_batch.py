@@ -19,14 +19,18 @@ from batch_helpers import (
     write_jsonl,
 )
 from fakes import CASES, FakeEngine, RunningWorker, failure
+from redis import Redis
 
 from mlx_rq import RequestError
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Tally
 from mlx_rq.jobs.batch.files import Outputs
+from mlx_rq.jobs.batch.flight import FORGET_SECONDS
 from mlx_rq.jobs.batch.lines import BatchFile
 from mlx_rq.jobs.batch.records import code_of
 from mlx_rq.jobs.batch.state import open_state
+from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.trace import trace
 
 Worker = Callable[..., AbstractContextManager[RunningWorker]]
 
@@ -93,6 +97,17 @@ class TestTheFilesThatPeopleSend:
         assert (tally.answered, tally.errors.total(), tally.exit_code) == (answers, 0, 0)
         assert len(read_jsonl(desk.answers)) == answers
         assert not desk.errors.exists()
+
+    def test_what_is_in_the_files_redis_keeps_for_an_hour_and_counts_as_fetched(
+        self, desk: Desk, engine: FakeEngine, connection: Redis
+    ) -> None:
+        desk.write([*batch_lines(2), batch_line("long", "x" * 10_001)])
+        desk.run(window=1)  # so that they end one after the other
+        job_ids = [fields[b"job"].decode() for _, fields in connection.xrange(keys.COMPLETIONS)]
+        ends = [trace(connection, job_id)[-1].name for job_id in job_ids]
+        assert ends == ["fetched"] * 3
+        lives = [connection.ttl(keys.result(job_id)) for job_id in job_ids]
+        assert [life <= FORGET_SECONDS for life in lives] == [True, True, False]
 
     @pytest.mark.parametrize(
         ("name", "line", "code"),
