@@ -55,12 +55,12 @@ def read_model(path: Path, name: str, source: str) -> LocalModel | None:
     try:
         config = json.loads((path / "config.json").read_bytes())
         size = sum(file.stat().st_size for file in weights)
-    except (OSError, ValueError):
-        return None
-    if not weights or not isinstance(config, dict) or "model_type" not in config:
-        return None
+        if not weights or not isinstance(config, dict) or "model_type" not in config:
+            return None
+        context = context_length_of(config)
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
+        return None  # whatever another program has written there
     family = family_of(str(config["model_type"])) or ("", "")
-    context = context_length_of(config)
     return LocalModel(name, _dtype_of(config), path, size, context, source, *family)
 
 

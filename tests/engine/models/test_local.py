@@ -13,6 +13,7 @@ from mlx_rq.engine.models.local import LocalModel, local_models
 CONFIG = {"model_type": "llama", "max_position_embeddings": 4096, "dtype": "bfloat16"}
 KNOWN = ("any", "all")
 """How llamas batch, and share."""
+ODD_LENGTHS = ('"x"', "[1]", "NaN", "Infinity")
 
 
 def model_folder(path: Path, config: dict[str, Any] | None = None, weights: int = 10) -> Path:
@@ -63,3 +64,16 @@ def test_lm_studios_folders_and_others(tmp_path: Path) -> None:
         LocalModel(str(adapter), "dora", adapter, 7, 0, "adapter of org/tiny"),
         LocalModel(str(ours), "float16", ours, 10, 4096, str(tmp_path / "models")),
     ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *('{"model_type": "llama", "max_position_embeddings": %s}' % odd for odd in ODD_LENGTHS),
+        '{"model_type": "llama", "text_config": [1]}',
+        "[" * 100_000,
+    ],
+)
+def test_what_makes_no_sense_is_no_model(tmp_path: Path, config: str) -> None:
+    (model_folder(tmp_path / "odd") / "config.json").write_text(config)
+    assert local_models([tmp_path]) == []
