@@ -16,6 +16,7 @@ from mlx_rq.jobs.queue.owners import may_see
 from mlx_rq.jobs.queue.recent import Seen, metadata_of, recent_jobs, seen_jobs
 from mlx_rq.jobs.queue.results import read_errors
 from mlx_rq.jobs.queue.status import status
+from mlx_rq.jobs.queue.trace import without_other_jobs
 
 Event = tuple[str, Any]
 
@@ -147,7 +148,8 @@ class View:
         content = self._service.settings.show_content
         try:
             detail = job_detail(job_id, self._service.redis_url, content=content)
-            return {**detail, "life": [event._asdict() for event in detail["life"]]}
+            life = detail["life"] if self._sees_all else without_other_jobs(detail["life"])
+            return {**detail, "life": [event._asdict() for event in life]}
         except JobNotFound:  # it went meanwhile
             return {"id": job_id, "missing": True}
 

@@ -5,6 +5,7 @@ list: when the job was claimed, seconds after that, and counts.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from mlx_rq.jobs.queue.scripts import tolerant_script
 
 _MOST = 2**53
 _BY = "by "
+_FIRST_FOR = " (first for {})"
 
 
 class Measured(NamedTuple):
@@ -89,6 +91,12 @@ def traces(connection: Redis, job_ids: Sequence[str]) -> list[list[Event]]:
     ]
 
 
+def without_other_jobs(events: Iterable[Event]) -> list[Event]:
+    """Leaves out which other job the prefix was computed for: that may be another client's."""
+    named = re.escape(_FIRST_FOR).replace(r"\{\}", r"[^)]*")
+    return [event._replace(detail=re.sub(named, "", event.detail)) for event in events]
+
+
 def worker_in(events: Iterable[Event]) -> str:
     """Names the worker that claimed a job; empty where none did."""
     claimed = next((event.detail for event in events if event.name == "claimed"), "")
@@ -134,7 +142,7 @@ def _measured(measured: Measured, by: str) -> Iterator[Event]:
 def _admitted(measured: Measured) -> str:
     said = [counted(measured.cached_tokens, "token") + " computed for others"]
     if measured.first_with:
-        said[0] += f" (first for {measured.first_with})"
+        said[0] += _FIRST_FOR.format(measured.first_with)
     if measured.preempted:
         said.append(f"put back {measured.preempted} x to make room")
     if measured.failed:

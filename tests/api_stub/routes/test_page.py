@@ -16,6 +16,7 @@ from mlx_rq import submit
 from mlx_rq.api_stub.page.assets import FILES
 from mlx_rq.api_stub.page.events import COLUMNS
 from mlx_rq.api_stub.settings import ApiKeys
+from mlx_rq.engine.interface import Steps
 from mlx_rq.jobs.queue.history import Sample, read_history, write_sample
 from mlx_rq.jobs.queue.owners import owner_of
 
@@ -193,6 +194,23 @@ class TestEvents:
 
         there = [job_id], [batch["id"]], True
         assert {key: seen(key) for key in "abo"} == {"a": there, "b": ([], [], False), "o": there}
+
+    def test_whose_prefix_a_job_shared_is_told_to_who_may_see_all_jobs(
+        self, start_server: StartServer, start_worker: StartWorker
+    ) -> None:
+        engine = FakeEngine()
+        engine.took = Steps(0.0, 0.0, 0.0, preempted=1, first_with="0123456789abcdef")
+        start_worker(engine)
+        server = start_server(keys=ApiKeys(["ann: a", "operator: o"]))
+        ann = as_client(server, "a")
+        job_id = ann.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
+        assert ann.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "completed"
+        lives = {key: first(as_client(server, key), job=job_id)["job"]["life"] for key in "ao"}
+        told = {key: life[3]["detail"] for key, life in lives.items()}
+        assert told == {
+            "a": "0 tokens computed for others, put back 1 x to make room",
+            "o": "0 tokens computed for others (first for 0123456789ab), put back 1 x to make room",
+        }
 
     def test_the_last_failures_are_told_to_who_may_see_all_jobs(
         self, start_server: StartServer, start_worker: StartWorker
