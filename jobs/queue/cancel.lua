@@ -32,12 +32,12 @@ for at = FIRST_ID, FIRST_ID + given.jobs - 1 do
   local job_id = ARGV[at]
   local job = given.job_prefix .. job_id
   local fields = attempt('HMGET', job, 'status', 'meta') or {}
-  local waits = fields[1] == 'queued'
+  local waited = waits(fields[1])
   local reply = {'passed'}
-  if waits or not given.only_waiting then
+  if waited or not given.only_waiting then
     reply = finish(for_job(given.finish_keys, job_id), for_job(template, job_id))
   end
-  if waits and reply[1] == 'ended' then
+  if waited and reply[1] == 'ended' then
     local decoded, meta = pcall(cjson.decode, fields[2] or '')
     local path = decoded and type(meta) == 'table' and type(meta.path) == 'string' and meta.path
     members[#members + 1] = member_of(path or '', job_id)

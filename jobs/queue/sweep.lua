@@ -11,7 +11,7 @@ local NOBODY = ''
 local entries = attempt('LRANGE', list, from, from + length - 1) or {}
 local gone, missing = 0, 0
 for number, job_id in ipairs(entries) do
-  if attempt('HGET', job_prefix .. job_id, 'status') ~= 'queued' then
+  if not waits(attempt('HGET', job_prefix .. job_id, 'status')) then
     redis.call('LSET', list, from + number - 1, NOBODY)
     gone = gone + 1
     missing = missing + 1 - redis.call('EXISTS', job_prefix .. job_id)

@@ -70,6 +70,19 @@ def test_those_that_were_named_end_and_the_others_wait(
     assert (listed(connection), in_backlog(connection)) == ([], 0)
 
 
+def test_a_job_whose_status_says_nothing_waits_like_the_others(
+    redis_url: str, connection: Redis
+) -> None:
+    jobs = submit_many(bodies(LONG))
+    kept, named = jobs[7], jobs[8]
+    for job in (kept, named):
+        connection.hset(f"rq:job:{job.id}", "status", "odd")
+    cancel_many([*jobs[:7], *jobs[9:]])
+    assert set(listed(connection)) == {kept.id, named.id}
+    assert cancel_many([named], only_waiting=True) == [named]
+    assert (waiting_in(connection, [QUEUE]), in_backlog(connection)) == ([1], 1)
+
+
 def test_what_waits_stays_counted_right_where_a_worker_takes_from_a_long_backlog(
     redis_url: str, connection: Redis
 ) -> None:
