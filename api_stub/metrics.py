@@ -59,7 +59,9 @@ class _Counts(Collector):
             yield _gauge(f"mlx_rq_worker_{name}", help_text, samples)
         # An estimate where they are many: it may go back a little.
         distinct = ((_labels(worker), worker["totals"]["distinct_tokens"]) for worker in workers)
-        yield _gauge("mlx_rq_worker_distinct_tokens", "Distinct tokens of all its prompts.", distinct)
+        yield _gauge(
+            "mlx_rq_worker_distinct_tokens", "Distinct tokens of all its prompts.", distinct
+        )
         for name, help_text in (
             ("active", "Bytes that MLX holds in arrays."),
             ("cache", "Bytes of free buffers that MLX keeps."),

@@ -102,6 +102,7 @@ def _one_character(_: click.Context, __: click.Parameter, value: str | None) -> 
 @redis_option
 def batch(
     context: click.Context,
+    /,
     input_name: str,
     output: str | None,
     dry_run: bool,

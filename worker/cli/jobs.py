@@ -91,6 +91,7 @@ def _read_body(file: TextIO) -> dict[str, Any]:
 @redis_option
 def submit(
     context: click.Context,
+    /,
     text: str | None,
     body: TextIO | None,
     system: str | None,

@@ -69,7 +69,7 @@ def test_lm_studios_folders_and_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *('{"model_type": "llama", "max_position_embeddings": %s}' % odd for odd in ODD_LENGTHS),
+        *(f'{{"model_type": "llama", "max_position_embeddings": {odd}}}' for odd in ODD_LENGTHS),
         '{"model_type": "llama", "text_config": [1]}',
         "[" * 100_000,
     ],
