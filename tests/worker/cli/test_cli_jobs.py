@@ -1,6 +1,7 @@
 """`mlx-rq submit`, `result`, `cancel` and `status`: for people, and with --json for machines."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -647,6 +648,15 @@ def test_the_version_is_printed(run: Run) -> None:
     from mlx_rq import __version__
 
     assert __version__ in run("--version").stdout
+
+
+def test_what_a_terminal_cannot_write_is_written_in_ascii(redis_url: str) -> None:
+    job = submit(messages=HI, model="模型é")
+    command = [sys.executable, "-P", "-m", "mlx_rq.worker", "status", job.id]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "model:       \\u6a21\\u578bé" in done.stdout.decode("latin-1")
 
 
 def test_click_before_8_4_will_do() -> None:
