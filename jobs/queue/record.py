@@ -10,10 +10,10 @@ from rq.job import JobStatus
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.results import Outcome, ending_of, read_result
 
-_ENDED_OTHERWISE = {
-    status.value.encode() for status in (JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
+_ENDED = {
+    status.value.encode()
+    for status in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
 }
-_ENDED = {JobStatus.FINISHED.value.encode(), *_ENDED_OTHERWISE}
 
 
 class JobRecord(NamedTuple):
@@ -51,8 +51,7 @@ def read_record(connection: Redis, job_id: str) -> JobRecord | None:
     status, origin, worker = map(reading.text, fields[:3])
     created_at, started_at, ended_at = map(reading.time, fields[3:])
     outcome = read_result(job_id, result)
-    if outcome is not None and status.encode() not in _ENDED_OTHERWISE:
-        # What says that it goes on is wrong; and one that cannot be read is that of a failed job.
+    if outcome is not None:  # whatever RQ says; one that cannot be read is that of a failed job
         status = ending_of(outcome)
     return JobRecord(status, origin, created_at, started_at, ended_at, worker)
 

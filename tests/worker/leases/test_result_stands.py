@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from fakes import PATIENCE
 from redis import Redis
 from rq.job import Job as RQJob
@@ -23,6 +24,7 @@ from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.finish import finish_job
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob
+from mlx_rq.worker.cli.main import main
 from mlx_rq.worker.leases import recovery
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.leases.recovery import EPOCH, ExpiredLeases, reap, recover_expired
@@ -116,7 +118,7 @@ def test_nobody_ends_it_again(redis_url: str, connection: Redis, cancel: bool) -
     assert connection.xlen(keys.COMPLETIONS) == connection.xlen(f"rq:results:{job.id}") == 1
 
 
-@pytest.mark.parametrize("says", ["queued", "started", "odd"])
+@pytest.mark.parametrize("says", ["queued", "started", "odd", "canceled", "failed"])
 def test_whoever_waits_for_it_sees_the_end_though_no_worker_is_there(
     redis_url: str, connection: Redis, says: str
 ) -> None:
@@ -132,6 +134,7 @@ def test_whoever_waits_for_it_sees_the_end_though_no_worker_is_there(
     assert job.status() == "completed"
     assert list(as_completed([job], timeout=PATIENCE)) == [job]
     assert asyncio.run(asyncio.wait_for(wait(), PATIENCE)) == "the answer"
+    assert CliRunner().invoke(main, ["status", job.id]).exit_code == 0
 
 
 @pytest.mark.parametrize("how", ["reap", "expiry"])
