@@ -36,7 +36,8 @@ _HUNGRY = 16
 """Jobs that are claimed at once where less than a batch waits, however long that takes."""
 _IN_VAIN = 10
 """Beside what runs, claims that bring nothing take at most this part (1/10) of the time: they take
-longer, the more models and adapters there are."""
+longer, the more models and adapters there are. But a job that comes waits no longer for that than
+`_LOOK_SECONDS`."""
 _NOTHING = Piece(jobs=0, nbytes=0)
 
 
@@ -92,7 +93,7 @@ class Window:
         if not jobs:
             self._filling = False
             self._claim_after = now + _LOOK_SECONDS
-            self._in_vain_until = now + (_IN_VAIN - 1) * spent
+            self._in_vain_until = now + min(_LOOK_SECONDS, (_IN_VAIN - 1) * spent)
         elif spent > self._step_seconds:
             self._ahead = max(1, self._ahead // 2)
         elif spent < self._step_seconds / 4 and jobs >= self._ahead:

@@ -80,6 +80,17 @@ def test_claims_in_vain_take_a_small_part_of_the_time_beside_what_runs() -> None
     assert desk.next() > 0
 
 
+def test_a_redis_that_was_slow_once_keeps_no_job_waiting() -> None:
+    desk = Desk()
+    desk.take(2)
+    desk.next()
+    desk.now += 4.0
+    desk.window.claimed(0)
+    assert desk.next() == 0
+    desk.now += 1.01
+    assert desk.next() > 0
+
+
 def test_a_piece_takes_about_as_long_as_a_step() -> None:
     desk = Desk(window=1000)
     desk.take(desk.next())  # all at once: nothing runs yet
