@@ -49,7 +49,20 @@ def error_in(result: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if "object" in result else result.get("error")
 
 
-class RequestError(ValueError):
+class _Portable(Exception):
+    """An error that goes from one process to another as it is (`pickle`)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_was, (type(self), self.args, vars(self))
+
+
+def _as_it_was(kind: type[_Portable], said: tuple[Any, ...], fields: dict[str, Any]) -> _Portable:
+    error = kind.__new__(kind, *said)  # what it was made of, it does not keep
+    vars(error).update(fields)
+    return error
+
+
+class RequestError(_Portable, ValueError):
     """A request that cannot be honoured: names the field, the value and what would be right.
 
     Raised by `submit()`, before anything is queued; at the worker it becomes the job's result.
@@ -78,7 +91,7 @@ class RequestError(ValueError):
         return self.error["param"]
 
 
-class JobFailed(Exception):
+class JobFailed(_Portable):
     """The job ended without an answer; `error` is the error object that says why."""
 
     def __init__(self, job_id: str, error: dict[str, Any]) -> None:
@@ -87,7 +100,7 @@ class JobFailed(Exception):
         self.error = error
 
 
-class NotParsed(ValueError):
+class NotParsed(_Portable, ValueError):
     """A structured answer does not fit what was asked for; `text` is the answer.
 
     `finish_reason` is `length` where the token budget cut it off.
@@ -108,7 +121,7 @@ class ResultTimeout(TimeoutError):
     """No result came in time. The job itself goes on; its id still names it."""
 
 
-class JobNotFound(LookupError):
+class JobNotFound(_Portable, LookupError):
     """No such job: never submitted, or its result has passed its time to live."""
 
     def __init__(self, job_id: str) -> None:
