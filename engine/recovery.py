@@ -189,7 +189,8 @@ class Recovery:
             return sequences
         try:
             for sequence in sequences:
-                sequence.start()
+                if sequence.budget > 0:
+                    sequence.start()
         except RequestError as error:
             return bad_request(task, error)
         self._sequences.restart(task, sequences)

@@ -82,11 +82,15 @@ class _DecodeBatch(GenerationBatch):
         return tokens, read(measured)
 
     def _check(self) -> None:
-        """Raises NotFinite where the tokens to be handed out next were chosen by no numbers."""
+        """Raises NotFinite where the tokens to be handed out next were chosen by no numbers.
+
+        What would have followed the end of a sequence is handed out to nobody.
+        """
         unchecked, self._unchecked = self._unchecked, ()
         said = [zip(uids, finite.tolist(), strict=True) for uids, finite in unchecked]  # type: ignore[arg-type]
-        if bad := [uid for rows in said for uid, is_finite in rows if not is_finite]:
-            raise NotFinite(bad)
+        bad = {uid for rows in said for uid, is_finite in rows if not is_finite}
+        if bad := bad.intersection(self.uids):
+            raise NotFinite(sorted(bad))
 
     def verify(self, drafts: mx.array) -> list[GenerationBatch.Response]:
         """Decodes the one sequence's due token, and the drafted ones that it chooses itself."""

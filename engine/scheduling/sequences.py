@@ -126,11 +126,7 @@ class SequenceTable:
         """Takes a task in: its sequences are COMPILING; those that generate nothing are DONE."""
         self._hold(task, sequences)
         self._totals.tasks += 1
-        for sequence in sequences:
-            if sequence.budget > 0:
-                self.compiling[sequence] = None
-            else:
-                self._become(sequence, State.DONE)
+        self.compiling |= dict.fromkeys(self._generating(sequences))
 
     def compiled(self, sequence: TokenSequence) -> None:
         """COMPILING → WAITING: it has its constraint, or needs none."""
@@ -141,7 +137,7 @@ class SequenceTable:
     def restart(self, task: Task, sequences: Sequence[TokenSequence]) -> None:
         """Takes a task in again: its new sequences are WAITING to be generated one at a time."""
         self._hold(task, sequences)
-        for sequence in sequences:
+        for sequence in self._generating(sequences):
             self._become(sequence, State.WAITING)
             self.sequential[sequence] = None
 
@@ -265,6 +261,13 @@ class SequenceTable:
     def _hold(self, task: Task, sequences: Sequence[TokenSequence]) -> None:
         self._tasks[task.id] = TaskSequences(task, sequences)
         self.prompt_logprobs.add(sequences)
+
+    def _generating(self, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+        """Gives those that generate something; the others are DONE."""
+        for sequence in sequences:
+            if sequence.budget == 0:
+                self._become(sequence, State.DONE)
+        return [sequence for sequence in sequences if sequence.budget > 0]
 
     def _dequeued(self, sequence: TokenSequence) -> list[TokenSequence]:
         """Takes a sequence out of its queue; returns its duplicates, which leave with it."""

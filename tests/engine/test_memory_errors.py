@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import speaking
-from driving import Body, finish, greedy_text, task, texts
+from driving import Body, finish, greedy, greedy_text, task, texts
 from scripted_device import OUT_OF_MEMORY, ScriptedDevice, WatchedNetwork, watched
 from test_engine import completion
 from tiny import tiny_model
@@ -205,6 +206,34 @@ def test_logits_that_are_no_numbers_once_end_no_job_with_garbage() -> None:
 
     assert [texts(result) for result in results] == [[greedy_text(model, b)] for b in bodies]
     assert engine.capacity == 16
+
+
+def test_a_prompt_that_is_scored_for_its_own_sake_is_scored_again() -> None:
+    model = tiny_model("llama")
+    bodies = [completion([5, 6, 7], max_tokens=0, echo=True, logprobs=1), JOBS[0]]
+    engine, _, _ = start(model, lambda *_: False, bodies)
+    undisturbed = answers(engine, 2)
+    engine, network, _ = start(model, lambda *_: False, bodies)
+    network.garbles = lambda inputs: mx.full(len(inputs), len(network.passes) == 1)
+
+    assert [one["choices"] for one in answers(engine, 2)] == [one["choices"] for one in undisturbed]
+
+
+def test_what_follows_an_end_may_be_no_numbers() -> None:
+    """Nobody is told it, and nobody else is to blame."""
+    model = tiny_model("llama")
+    short, *others = (completion([start, 1, 2], max_tokens=20) for start in range(3))
+    end = greedy(model, short["prompt"], 3)[2]
+    model = replace(model, eos_token_ids=frozenset([end]))
+    bodies = [short, *others]
+    expected = [[greedy_text(model, body)] for body in bodies]
+    engine, network, _ = start(model, lambda *_: False, bodies)
+    network.garbles = lambda inputs: inputs[:, -1] == end
+
+    results = answers(engine, len(bodies))
+
+    assert [texts(result) for result in results] == expected
+    assert engine.totals.sequences_preempted == 0
 
 
 @pytest.mark.parametrize("others", [0, 3])
