@@ -69,7 +69,11 @@ class CachedPrefix:
     @property
     def chain(self) -> "tuple[CachedPrefix, ...]":
         """The prefixes whose KV makes up this one's, the shortest first, itself the last."""
-        return (*(self.below.chain if self.below else ()), self)
+        chain, below = [self], self.below
+        while below is not None:  # there may be more than Python lets functions call themselves
+            chain.append(below)
+            below = below.below
+        return tuple(reversed(chain))
 
     @property
     def length(self) -> int:

@@ -148,10 +148,10 @@ class Scheduler:
     @staticmethod
     def _mark_lone(batches: Sequence[WaitingBatch]) -> None:
         """Marks the batches of sequences that share no prefix of their own, where those are few."""
-        below = {
-            batch.prefixes[:depth] for batch in batches for depth in range(len(batch.prefixes))
-        }
-        lone = [batch for batch in batches if batch.prefixes in below]
+        below = {key for batch in batches for key in batch.prefixes[:-1]}
+        if any(batch.prefixes for batch in batches):
+            below.add(b"")  # stands for no prefix at all
+        lone = [batch for batch in batches if (batch.prefixes or (b"",))[-1] in below]
         count = sum(len(batch.sequences) for batch in batches)
         if _FEW * sum(len(batch.sequences) for batch in lone) <= count:
             for batch in lone:

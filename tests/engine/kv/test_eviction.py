@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from mlx_rq.engine.kv.prefix_cache import PrefixCache
+from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache
 from mlx_rq.engine.kv.prefix_key import key_of
 
 LENGTH = 4
@@ -92,3 +92,11 @@ def test_what_is_needed_goes_only_where_it_may() -> None:
     assert held.holds(key(0))
     assert held.evict(0, next_use=lambda: {key(0): 0.0})
     assert not held.holds(key(0))
+
+
+def test_prefixes_may_be_nested_deeper_than_functions() -> None:
+    chain = [CachedPrefix(key_of([0]), [], 0, 0.0)]
+    for depth in range(2, 2000):
+        chain.append(CachedPrefix(key_of([0] * depth), [], 0, 0.0, below=chain[-1]))
+
+    assert chain[-1].chain == tuple(chain)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from driving import task
+from effort import at_most
 from tiny import tiny_model
 
 from mlx_rq.engine.kv.prefix_key import key_of
@@ -118,3 +119,16 @@ def test_where_many_are_lone_they_have_no_right_of_way() -> None:
     head = waiting.head(0.0)
     assert head is not None
     assert head.prefixes == (key_of([9] * 40),)
+
+
+def test_prompts_that_go_on_from_one_another_are_planned_soon() -> None:
+    """As those of a long conversation, whose turns were all submitted."""
+    waiting = Scheduler(batch_size=4, min_prefix_tokens=1, max_wait=30.0)
+    bodies = [{"prompt": [7] * turn, "max_tokens": 8} for turn in range(1, 1001)]
+    add(waiting, sequences(bodies))
+
+    with at_most(12):
+        head = waiting.head(0.0)
+
+    assert head is not None
+    assert sum(1 for _ in waiting.from_last()) == 1000
