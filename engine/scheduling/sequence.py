@@ -85,7 +85,8 @@ class TokenSequence:
             return
         for token in self.constraint.beginning[: self.budget - 1]:
             self.constraint.accept(token)
-            self.text.add(token)
+            if self.text.add(token):
+                break  # at a stop string
         self.given = len(self.text.tokens)
         self.sampler.rewind(self.text.tokens)
 

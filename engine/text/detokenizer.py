@@ -81,7 +81,7 @@ class SequenceText:
     def add(self, token: int) -> bool:
         """Takes one more token; returns whether a stop string is now complete."""
         self._tokens.append(token)
-        if self._stops:
+        if self._stops and self._stopped_at is None:
             self._search(self._extend_text())
         return self._stopped_at is not None
 

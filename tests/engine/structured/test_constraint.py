@@ -505,6 +505,7 @@ BEGUN: list[dict[str, Any]] = [
     {"guided_regex": "A town: [a-z]{3,9}", "stop": ["n:"]},
     {"guided_regex": "A town: [a-z]{3,9}", "logprobs": True, "top_logprobs": 2},
     {"guided_choice": ["no other way"]},
+    {"guided_regex": "A town: [a-z]{3,9}", "stop": [" "]},
 ]
 
 
