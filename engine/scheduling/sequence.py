@@ -117,6 +117,8 @@ class TokenSequence:
             if logprobs is not None:
                 self.logprobs.append(logprobs)
             stopped = self.text.add(token)
+            if stopped and self.constraint is not None:
+                self.constraint.cut_to(*self.text.before_stop())
             if stopped or (self.constraint is not None and self.constraint.done):
                 self.finish_reason = "stop"
         return self.finish_reason is not None

@@ -62,6 +62,9 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Takes in the token that the sequence chose."""
 
+    def cut_to(self, tokens: Sequence[int], rest: str) -> None:
+        """Goes back to a shorter text, that of some tokens and a rest; nothing follows it."""
+
     def fill(self, others: Sequence["tuple[Constraint, int]"], masks: Masks) -> None:
         """Marks what this constraint and `others` (with their places in the batch) allow next."""
 

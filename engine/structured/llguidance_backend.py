@@ -107,6 +107,11 @@ class Guidance:
                 self._closer = Closer(self._tokenizer, *self._ends)
             return self._tokenizer, self._closer
 
+    def tokens_of(self, text: str) -> list[int]:
+        """Gives tokens that make up a text, in which nothing is special."""
+        tokens: list[int] = self.set_up()[0].tokenize_bytes(text.encode())
+        return tokens
+
     def _try_strings(self, schema: Schema | None) -> None:
         """Begins the strings of a schema that are counted; raises ValueError where one cannot be.
 
@@ -283,6 +288,11 @@ class GuidanceConstraint:
             self._decided.popleft()
         elif self._closer and self.taken >= self._close_from and not self.done:
             self._steer_to_end(self._closer)
+
+    def cut_to(self, tokens: Sequence[int], rest: str) -> None:
+        self._decided.clear()
+        self._matcher.reset()
+        self._matcher.consume_tokens([*tokens, *self._guidance.tokens_of(rest)])
 
     def _steer_to_end(self, closer: Closer) -> None:
         """Decides all that is left once the way to the end takes about what the budget allows."""

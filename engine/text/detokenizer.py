@@ -93,6 +93,15 @@ class SequenceText:
             self._search(self._text)
         return self._text[: self._stopped_at]
 
+    def before_stop(self) -> tuple[Sequence[int], str]:
+        """Gives the tokens that end before the stop, and the text from there up to it."""
+        text = self.finish()
+        for count in range(len(self._tokens), 0, -1):
+            before = self._decoded(self._tokens[:count])
+            if text.startswith(before):
+                return self._tokens[:count], text[len(before) :]
+        return (), text
+
     def partial(self) -> str:
         """Gives the text so far, without what may change: half a character, the start of a stop."""
         if self._stopped_at is not None:
@@ -105,13 +114,17 @@ class SequenceText:
         return str(text)
 
     def _decode_all(self) -> str:
-        text = self.decode(self._tokens)
+        text = self._decoded(self._tokens)
+        return text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else text
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        """Gives the text of tokens behind the prompt."""
         if self._context:
             before = self.decode(self._context)
-            joined = self.decode([*self._context, *self._tokens])
+            joined = self.decode([*self._context, *tokens])
             if joined.startswith(before):
-                text = joined[len(before) :]
-        return text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else text
+                return joined[len(before) :]
+        return self.decode(tokens)
 
     def _extend_text(self) -> str:
         """Appends the text of new tokens once they end in a whole character; gives the text so far.

@@ -536,6 +536,30 @@ def test_a_beginning_that_is_decided_is_prefilled_and_the_answer_is_the_same(
     assert engine.totals.prefilled_tokens <= engine.totals.distinct_tokens * 1.1
 
 
+@pytest.mark.parametrize(
+    ("shape", "stop", "left", "fits"),
+    [
+        ({"guided_regex": "alphabet( soup)*"}, "be", "alpha", False),
+        ({"guided_regex": "(été ){3}"}, "té ", "é", False),
+        ({"guided_grammar": 'start: "ab" /b*/'}, "b", "a", False),
+        ({"guided_choice": ["al", "alphabetic"]}, "ha", "alp", False),
+        ({"guided_choice": ["al", "alphabetic"]}, "pha", "al", True),
+    ],
+)
+def test_what_a_stop_string_leaves_of_an_answer_has_to_fit(
+    shape: dict[str, Any], stop: str, left: str, fits: bool
+) -> None:
+    longest = {str(MODEL.tokenizer.eos_token_id): -100}
+    body = chat("x", max_tokens=40, stop=stop, logit_bias=longest, logprobs=True, **shape)
+
+    (result,), _ = run(MODEL, [body])
+
+    if fits:
+        assert result["choices"][0]["message"]["content"] == left
+    else:
+        assert result["error"]["message"].endswith(f"it ended too early: {left}")
+
+
 def test_who_has_a_decided_beginning_alone_has_not_begun() -> None:
     """It is no partial answer, may be another worker's, and answers for a duplicate."""
     engine = MLXEngine(MODEL, EngineOptions(batch_size=1))

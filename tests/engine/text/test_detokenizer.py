@@ -69,6 +69,30 @@ def test_stops_are_found_wherever_tokens_begin_and_end(
     assert by_force(before, stops) == before
 
 
+@EACH
+@settings(max_examples=40, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_what_is_before_a_stop_are_tokens_and_a_rest(
+    name: str, text: str, data: st.DataObject
+) -> None:
+    tokenizer = TOKENIZERS[name]()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+    if "\ufffd" in decoded or not decoded:
+        return
+    begin = data.draw(st.integers(0, len(decoded) - 1))
+    stopped = SequenceText(tokenizer, [decoded[begin:]])
+    while not stopped.add(tokens[len(stopped.tokens)]):
+        pass
+
+    before, rest = stopped.before_stop()
+
+    assert list(before) == tokens[: len(before)]
+    assert tokenizer.decode(list(before), skip_special_tokens=True) + rest == stopped.finish()
+    longer = tokenizer.decode(tokens[: len(before) + 1], skip_special_tokens=True)
+    assert not stopped.finish().startswith(longer)
+
+
 def test_one_text_in_all_its_splits_into_tokens() -> None:
     """Every way to cut eight bytes into pieces, by a tokenizer whose tokens are any pieces."""
     text, stops = "ab\u00e9abc", ["abc", "b\u00e9", "\u00e9a"]
