@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 
-from mlx_rq.engine.errors import bad_request, ended_by, failure
+from mlx_rq.engine.errors import ended_by, failure
 from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
 from mlx_rq.engine.models.adapted import AdaptedModel
@@ -38,7 +38,6 @@ from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.scheduling.step_size import StepSize
 from mlx_rq.engine.structured.output_format import OutputFormats
 from mlx_rq.engine.text.token_bytes import TokenBytes
-from mlx_rq.jobs.openai.errors import RequestError
 
 logger = logging.getLogger("mlx_rq.engine")
 
@@ -287,8 +286,8 @@ class MLXEngine:
                 continue  # another choice of the same task was refused
             try:
                 sequence.start()
-            except RequestError as error:
-                refused.append(bad_request(self._sequences.tasks[sequence.task_id].task, error))
+            except Exception as error:  # a grammar, a tokenizer: it is this request's alone
+                refused.append(ended_by(error, self._sequences.tasks[sequence.task_id].task))
                 self.cancel(sequence.task_id)
             else:
                 self._sequences.compiled(sequence)

@@ -10,7 +10,7 @@ on one at a time, and the one that is alone when it raises again has failed.
 import logging
 from collections.abc import Callable, Iterable
 
-from mlx_rq.engine.errors import bad_request, failure
+from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import Outcome, Task
 from mlx_rq.engine.models.device import Device, Fault, NotFinite
 from mlx_rq.engine.scheduling.sequence import TokenSequence
@@ -191,7 +191,7 @@ class Recovery:
             for sequence in sequences:
                 if sequence.budget > 0:
                     sequence.start()
-        except RequestError as error:
-            return bad_request(task, error)
+        except Exception as error:
+            return ended_by(error, task)
         self._sequences.restart(task, sequences)
         return None

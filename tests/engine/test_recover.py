@@ -11,6 +11,7 @@ from tiny import tiny_model
 from mlx_rq.engine import engine as generate
 from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.structured.output_format import OutputFormat
 
 
 def test_duplicates_of_a_request_that_makes_the_engine_raise_fail_with_it() -> None:
@@ -80,6 +81,20 @@ def test_who_runs_alone_is_not_to_blame_for_the_prefix_of_the_next_ones() -> Non
     codes = {name: result["error"]["code"] for name, result in results.items() if name != "good"}
     assert codes == dict.fromkeys(("bad0", "bad1", "bad2"), "engine_error")
     assert texts(results["good"]) == [greedy_text(model, good)]
+
+
+def test_what_cannot_be_begun_ends_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(format: OutputFormat, budget: int) -> None:
+        if format.grammar is not None:
+            raise ValueError("odd")
+
+    monkeypatch.setattr(OutputFormat, "start", odd)
+    model, good = speaking.model(), completion([4, 5, 6])
+
+    results, _ = run(model, [good, completion([4, 5], guided_choice=["one"]), good])
+
+    assert "ValueError: odd" in results[1]["error"]["message"]
+    assert [texts(results[at]) for at in (0, 2)] == [[greedy_text(model, good)]] * 2
 
 
 def test_a_job_is_said_in_flight_before_anything_is_computed_for_it() -> None:
