@@ -242,7 +242,7 @@ class MLXEngine:
             self._device,
             lambda: self._adapted.mix(
                 adapters,
-                rows=self._step_size.rows,
+                rows=self._step_size.most_rows,  # it may be throttled now
                 most_bytes=memory.nbytes // _ADAPTER_SHARE,
             ),
             none,

@@ -23,7 +23,7 @@ class StepSize:
     """What a step may do, at most `rows` sequences and a `chunk` of prompt tokens."""
 
     def __init__(self, rows: int, chunk: int) -> None:
-        self._most_rows, self._most_chunk = rows, chunk
+        self.most_rows, self._most_chunk = rows, chunk
         self._rows, self._chunk, self._memory = rows, chunk, 1.0
         self._least_chunk = min(chunk, MIN_CHUNK)
         self._allowed = 1.0
@@ -34,7 +34,7 @@ class StepSize:
     @property
     def rows(self) -> int:
         """Sequences that may decode together."""
-        return max(1, min(int(self._allowed * self._most_rows), self._rows))
+        return max(1, min(int(self._allowed * self.most_rows), self._rows))
 
     @property
     def chunk(self) -> int:
@@ -54,7 +54,7 @@ class StepSize:
     @property
     def full(self) -> bool:
         """Whether nothing is smaller than it was set."""
-        most = (self._most_rows, self._most_chunk, 1.0)
+        most = (self.most_rows, self._most_chunk, 1.0)
         return (self._rows, self._chunk, self._memory) == most
 
     @property
@@ -101,7 +101,7 @@ class StepSize:
         if self.full:
             self._patience, self._has_grown = _PATIENCE, False
             return False
-        self._rows = min(2 * self._rows, self._most_rows)
+        self._rows = min(2 * self._rows, self.most_rows)
         self._chunk = min(2 * self._chunk, self._most_chunk)
         self._memory = min(2 * self._memory, 1.0)
         self._has_grown = True

@@ -171,6 +171,13 @@ def test_what_cannot_be_mixed_is_put_on_by_itself_and_taken_off_again(tmp_path: 
             engine.adapt(others["t:unfit"])
 
 
+def test_who_is_throttled_for_a_while_mixes_all_the_same(tmp_path: Path) -> None:
+    engine = engine_of()
+    engine.throttle(0.1)
+    assert engine.capacity == 1
+    assert list(engine.mix(adapters_in(tmp_path))) == ["tiny:one", "tiny:wide", "tiny:dora"]
+
+
 def test_their_memory_counts(tmp_path: Path) -> None:
     adapters = adapters_in(tmp_path)
     engine = engine_of(kv_bytes=4_000_000)
