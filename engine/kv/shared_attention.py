@@ -36,6 +36,22 @@ def shared_attention(
     layer that attends to another one's keys may give no cache.
     """
     cache = cache_behind(keys) if cache is None else cache
+    if isinstance(cache, BatchSharedKVCache) and (step := cache.ragged) is not None:
+        side_by_side = step.apart(queries)
+        found = _attended(side_by_side, keys, values, cache, scale, mask, sinks)
+        return step.packed(found)
+    return _attended(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _attended(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
     length, size = queries.shape[2], keys.shape[2]
     if _is_whole(cache, length):
         stock: mx.array = base.scaled_dot_product_attention(

@@ -10,7 +10,6 @@ Written against mlx-lm 0.32 (`mlx_lm/models/cache.py`), whose caches these stand
 """
 
 from collections.abc import Sequence
-from operator import add
 from typing import Any, Self
 from weakref import ref
 
@@ -19,6 +18,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, _BaseCache
 
 from mlx_rq.engine.kv import latents
 from mlx_rq.engine.kv.arrangement import Chain, Level, arranged, depth
+from mlx_rq.engine.kv.ragged import RaggedKVCache
 
 BLOCK = 64
 """Slots by which suffixes on prefixes grow: they are short, and mlx-lm's 256 would outweigh
@@ -120,17 +120,15 @@ class SharedKVCache(_BaseCache):
         return BatchSharedKVCache.of(caches)
 
 
-class BatchSharedKVCache(BatchKVCache):
+class BatchSharedKVCache(RaggedKVCache):
     """The rows of a batch in one layer: their suffixes, left-padded, and each part once.
 
     `offset` is the position of each row's next token, its prefix counted in (rotary embeddings need
-    it); masks and slots are those of the suffixes. How they are padded is known without asking the
-    device, which every layer would have to wait for.
+    it); masks and slots are those of the suffixes.
     """
 
     def __init__(self, chains: Sequence[Chain], left_padding: Sequence[int]) -> None:
-        super().__init__(list(left_padding))
-        self._padding, self._rolling = list(left_padding), list[int]()
+        super().__init__(left_padding)
         self._stand_on(list(chains))
         self.offset = self.offset + mx.array([depth(chain) for chain in chains])
 
@@ -146,7 +144,7 @@ class BatchSharedKVCache(BatchKVCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffixes; gives all of them."""
-        own = super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+        own = super().update_and_fetch(keys, values)
         if self.arrangement.latent:
             own = latents.fetched(self.chains, own, keys.shape[2])
         return _fetched(self, *own)
@@ -154,53 +152,14 @@ class BatchSharedKVCache(BatchKVCache):
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array | None:
         """Gives the mask over the suffixes; raises ValueError for a window."""
         _refuse_window(kwargs.get("window_size"))
-        mask: mx.array = super().make_mask(N, return_array=return_array)
-        return latents.mask(self.chains, mask) if self.arrangement.latent else mask
-
-    def trim(self, n: int) -> int:
-        """Forgets up to `n` tokens of every row, as many as the shortest suffix has; says how many.
-
-        Prefixes are not trimmed: others stand on them.
-        """
-        forgotten = min(n, self._idx - max(self._padding))
-        self._idx -= forgotten
-        self.offset = self.offset - forgotten
-        return forgotten
+        mask = super().make_mask(N, return_array=return_array)
+        if mask is None or not self.arrangement.latent:
+            return mask
+        return latents.mask(self.chains, mask)
 
     def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keeps these rows, and no slot that none of them uses."""
-        rows = mx.array(list(batch_indices))
-        padding = [self._padding[row] for row in batch_indices]
-        unused = min(padding)
-        if self.keys is not None:
-            # Cut first: what the rows are then gathered into is no larger than they need.
-            self.keys = self.keys[..., unused:, :][rows]
-            self.values = self.values[..., unused:, :][rows]
-            self._idx -= unused
-        self.offset = self.offset[rows]
-        self._padding = [slots - unused for slots in padding]
-        self.left_padding = mx.array(self._padding)
+        super().filter(batch_indices)
         self._stand_on([self.chains[row] for row in batch_indices])
-
-    def prepare(
-        self,
-        *,
-        left_padding: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,
-    ) -> None:
-        """Says how prompts that come next are padded, so that they have one length."""
-        super().prepare(left_padding=left_padding, lengths=lengths, right_padding=right_padding)  # type: ignore[no-untyped-call]
-        if left_padding is not None:
-            self._padding = list(map(add, self._padding, left_padding))
-        self._rolling = list(right_padding or ())
-
-    def finalize(self) -> None:
-        """Turns the padding on the right into one on the left."""
-        super().finalize()  # type: ignore[no-untyped-call]
-        if self._rolling:
-            self._padding = list(map(add, self._padding, self._rolling))
-            self._rolling = []
 
     def extend(self, other: BatchKVCache) -> None:
         """Takes in the rows of another batch; raises TypeError for a batch of another kind.
@@ -211,33 +170,18 @@ class BatchSharedKVCache(BatchKVCache):
             raise TypeError(
                 f"cannot extend a batch that shares prefixes by a {type(other).__name__}"
             )
-        longest = max(self._idx, other._idx)
-        self._padding = [
-            slots + longest - batch._idx for batch in (self, other) for slots in batch._padding
-        ]
-        super().extend(other)  # type: ignore[no-untyped-call]
+        super().extend(other)
         self._stand_on([*self.chains, *other.chains])
 
     def extract(self, idx: int) -> SharedKVCache:
         """Gives one row, on the same chain."""
-        suffix = KVCache()
-        if self.keys is not None:
-            own = slice(self._padding[idx], self._idx)
-            suffix.keys = mx.contiguous(self.keys[idx : idx + 1, :, own])
-            suffix.values = mx.contiguous(self.values[idx : idx + 1, :, own])
-            suffix.offset = suffix.keys.shape[2]
-        return SharedKVCache(self.chains[idx], suffix)
+        return SharedKVCache(self.chains[idx], self.row(idx))
 
     @property
     def suffixes(self) -> tuple[mx.array, mx.array]:
         """What the cache holds itself."""
         own: tuple[mx.array, mx.array] = self.keys_and_values()  # type: ignore[no-untyped-call]
         return own
-
-    @property
-    def padding(self) -> tuple[int, ...]:
-        """Slots before each suffix."""
-        return tuple(self._padding)
 
     @property
     def levels(self) -> tuple[Level, ...]:

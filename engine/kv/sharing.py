@@ -166,8 +166,9 @@ def worth(chain: Sequence[tuple[int, int]], cost: SharingCost, *, begun: bool = 
 class Sharing:
     """Sharing of prefixes for one model: installed at once, tried, and taken out if it fails.
 
-    `on` says whether prefixes are held once; `why`, in a few words, the reason either way. `bits`
-    are what their numbers are to take.
+    `on` says whether prefixes are held once; `why`, in a few words, the reason either way;
+    `ragged`, whether sequences may take in unequal numbers of tokens in a step. `bits` are what a
+    prefix's numbers are to take.
     """
 
     def __init__(
@@ -180,12 +181,14 @@ class Sharing:
     ) -> None:
         """`verdict` is how the model may be batched; `off`, a reason not to try."""
         self.on, self.why, self.bits = False, off, bits
+        self.ragged = False
         self._quantized = "" if bits is None else f"; not in {bits} bits"
         if off:
             return
         self._installation = Installation(model)
         try:
             self.on, self.why = _tried(model, verdict, self._installation)
+            self.ragged = self.on and _takes_ragged_steps(model, verdict)
         finally:
             if not self.on:
                 self._installation.remove()
@@ -222,6 +225,23 @@ def _tried(model: Module, verdict: Verdict, installation: Installation) -> tuple
     if against:
         return False, against
     return True, f"{sharing} of {len(caches)} layers"
+
+
+def _takes_ragged_steps(model: Module, verdict: Verdict) -> bool:
+    """Compares sequences that take in unequal numbers of tokens in a step with each alone."""
+    if not all(can_share(cache) for cache in make_prompt_cache(model)):
+        return False
+    trial = Trial(model, equal=verdict.batching is Batching.EQUAL)
+    prefix = trial.prefix()
+    shared, _ = frozen(prefix)
+    if any(part.latent for cache in apart(shared) for part in cache.chain):
+        return False
+    try:
+        got = trial.ragged([referring(shared, 1), referring(shared, 0)])
+        against = trial.disagreement(got, trial.ragged_alone(prefix))
+    except FAILURES:
+        return False
+    return not objection(against)
 
 
 def quantized(model: Module, bits: int) -> tuple[float, float]:

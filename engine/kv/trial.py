@@ -18,6 +18,7 @@ from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
+from mlx_rq.engine.kv.ragged import ragged_step
 
 _Caches = list[Any]
 """One cache for each layer."""
@@ -35,6 +36,9 @@ The second leaves, the longest; one that joins is longer than those that stay: t
 """
 
 _ON_PREFIX_EQUAL, _ON_NONE_EQUAL = (2, 2, 2), (6, 6)
+
+_COUNTS = 1, 3
+"""Tokens that two sequences take in at once."""
 
 _UNSEEN = ("mlx_lm.models.minimax_m3_vl",)
 """Modules of models that are wrong in a batch only when it is longer than a trial may be.
@@ -155,6 +159,27 @@ class Trial:
         begun = (first, third, fourth, fifth)
         one, two, *rest = [mx.concatenate(list(pair)) for pair in zip(begun, last, strict=True)]
         return [one, second, two, *rest]
+
+    def ragged(self, on_prefix: Sequence[_Caches]) -> list[mx.array]:
+        """Gives the logits of two sequences that take in one token and three, and then one each.
+
+        They go on from the caches `on_prefix`, which take ragged steps.
+        """
+        prompts = self._on_prefix[:2]
+        batch = self._prefilled(prompts, on_prefix).prompt_cache
+        with ragged_step(batch, _COUNTS) as step:
+            forced = self._answer * (sum(_COUNTS) - 2)
+            first = self._step([*(one[-1] for one in prompts), *forced], batch)[step.last]
+        return list(mx.concatenate([first, self._step(self._answer * 2, batch)], axis=1))
+
+    def ragged_alone(self, prefix: _Caches) -> list[mx.array]:
+        """Gives what those should be."""
+        found = []
+        for prompt, count in zip(self._on_prefix, _COUNTS, strict=False):
+            tokens = [*prompt, *self._answer * count]
+            logits: mx.array = self._model(mx.array([tokens]), cache=copy.deepcopy(prefix))
+            found.append(logits[0, -2:])
+        return found
 
     def disagreement(self, logits: Sequence[mx.array], expected: Sequence[mx.array]) -> float:
         """Says how far logits of all sequences are from what they should be; 1 is allowed."""

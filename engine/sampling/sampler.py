@@ -80,6 +80,21 @@ class SequenceSampler:
             for _ in range(count):
                 self.draw()
 
+    def take_ahead(self, tokens: Sequence[int]) -> None:
+        """Takes in tokens that nobody chose; each uses up the random number of its place."""
+        for token in tokens:
+            self.skip(1)
+            self.take(token)
+
+    def ahead(self, most: int) -> Sequence[int]:
+        """Gives the tokens that have to follow the next one, at most so many.
+
+        None where logprobs are asked for: they would not be known.
+        """
+        if self.constraint is None or self.top_logprobs is not None or most <= 0:
+            return ()
+        return self.constraint.ahead(most)
+
     @property
     def remembers(self) -> bool:
         """Whether the next token depends on which ones were chosen, beside the logits."""
@@ -96,19 +111,25 @@ class SequenceSampler:
             self.adjustment.count(token)
 
 
-def choose(logits: mx.array, rows: Sequence[SequenceSampler], last_tokens: mx.array) -> mx.array:
+def choose(
+    logits: mx.array,
+    rows: Sequence[SequenceSampler],
+    last_tokens: mx.array,
+    ahead: Sequence[Sequence[int]] | None = None,
+) -> mx.array:
     """Chooses the next token of each row: logits [rows, vocabulary] to token ids [rows].
 
-    `last_tokens` [rows] are what the rows chose last. Nothing is computed yet when it returns (MLX
-    is lazy), but where rows remember what they chose the forward pass was launched, and while it
-    runs, the last tokens (which were computed before it) are read and masks and penalties made.
-    The rows' random streams have moved on.
+    `last_tokens` [rows] are what the rows chose last, and `ahead` what had to follow that. Nothing
+    is computed yet when it returns (MLX is lazy), but where rows remember what they chose the
+    forward pass was launched, and while it runs, the last tokens (which were computed before it)
+    are read and masks and penalties made. The rows' random streams have moved on.
     """
     if any(row.remembers for row in rows):
         mx.async_eval(logits)
         tokens: list[int] = last_tokens.tolist()  # type: ignore[assignment]
-        for row, token in zip(rows, tokens, strict=True):
+        for row, token, forced in zip(rows, tokens, ahead or [()] * len(rows), strict=True):
             row.take(token)
+            row.take_ahead(forced)
     logits = mask(logits, [row.constraint for row in rows]).astype(mx.float32)
     logits = adjust(logits, [row.adjustment for row in rows])
     randoms = [0.0 if row.params.greedy else row.draw() for row in rows]

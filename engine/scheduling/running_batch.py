@@ -93,6 +93,7 @@ class RunningBatch:
                 batch_size=options.batch_size,
                 counters=self.counters,
                 share=self.sharing.on,
+                ragged=self.sharing.ragged,
             )
         return SequentialGenerator(self._model, counters=self.counters)
 
@@ -251,15 +252,16 @@ class RunningBatch:
         return [self._sequences[uid] for uid in uids if uid in self._sequences]
 
     def decode(self, prefill_tokens: int, *, alone: bool = False) -> list[TokenSequence]:
-        """Decodes one token, beside a piece of prefill; lets go of the sequences that end by it.
+        """Decodes a step, beside a piece of prefill; lets go of the sequences that end by it.
 
-        `alone`: nobody is to join the one sequence that runs, if it is one. It may decode several.
+        That is a token of each, and what has to follow it. `alone`: nobody is to join the one
+        sequence that runs, if it is one; it may be drafted for.
         """
         finished: list[int] = []  # by the generator, which has let go of them
         stopped: list[int] = []
         for response in self._step(prefill_tokens, alone):
             if response.uid in stopped:
-                break  # at a stop string within what was drafted
+                continue  # at a stop string before it, in what was drafted or had to follow
             self._totals.decoded_tokens += 1
             measured: Any = response.logprobs  # ours: TokenLogprobs, or None
             sequence, reason = self._sequences[response.uid], response.finish_reason
@@ -269,6 +271,8 @@ class RunningBatch:
                 (stopped if reason is None else finished).append(response.uid)
         if stopped:
             self._generator.remove(stopped)
+        for uid in stopped:
+            self._sequences[uid].settle()
         return [self._sequences.pop(uid) for uid in finished + stopped]
 
     def _step(self, prefill_tokens: int, alone: bool) -> list[GenerationBatch.Response]:

@@ -24,6 +24,9 @@ from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, rea
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
 from mlx_rq.engine.scheduling.verification import Verification
 
+_MOST_AHEAD = 63
+"""Tokens that a step takes in beside the due one, where they have to follow it."""
+
 _CLEAR_STEPS = 256
 """Decode steps after which the buffers are given back that nobody uses: they grow with the KV."""
 
@@ -44,6 +47,8 @@ class _Launched:
     """A token that is being computed, with its logprob where it is asked for."""
 
     token: mx.array
+    ahead: Sequence[int]
+    """The tokens that have to follow it."""
     measured: Pending | None
     finite: mx.array
     """Whether it was chosen by numbers."""
@@ -132,14 +137,8 @@ class SequentialGenerator:
         if not this.finite.item():
             raise NotFinite([sequence.uid])
         tokens, due, finite = launched.read()
-        sequence.launched = _Launched(due, None, finite)
-        responses = []
-        for token in tokens:
-            sequence.left -= 1
-            sequence.prompt = [token]
-            responses.append(self._response(sequence, token, None))
-            if responses[-1].finish_reason is not None:
-                break
+        sequence.launched = _Launched(due, (), None, finite)
+        responses = self._hand_out(sequence, tokens, None)
         self._took_step(started, responses)
         return responses
 
@@ -157,7 +156,7 @@ class SequentialGenerator:
             self._counters.prompt_time += time.perf_counter() - started
             self._counters.prompt_tokens += len(chunk)
             return [], []
-        responses = [self._decoded(sequence)]
+        responses = self._decoded(sequence)
         self._took_step(started, responses)
         return [], responses
 
@@ -170,33 +169,53 @@ class SequentialGenerator:
         if responses[-1].finish_reason is not None:
             self._sequences.popleft()
 
-    def _decoded(self, sequence: _Sequence) -> GenerationBatch.Response:
+    def _decoded(self, sequence: _Sequence) -> list[GenerationBatch.Response]:
         """Launches the next token, then reads this one while that runs."""
+        sampler = sequence.sampler
         this = sequence.launched or self._launch(sequence, mx.array(sequence.prompt))
-        sequence.left -= 1
-        sequence.launched = self._launch(sequence, this.token) if sequence.left > 0 else None
+        left = sequence.left - 1 - len(this.ahead)
+        sequence.launched = None
+        if left > 0:
+            sequence.launched = self._launch(sequence, this.token, this.ahead, left)
         token = int(this.token.item())  # type: ignore[arg-type]
         if not this.finite.item():
             raise NotFinite([sequence.uid])
-        if sequence.launched is None:
-            sequence.sampler.take(token)  # else the next token's choice has taken it in
-        sequence.prompt = [token]
-        return self._response(sequence, token, read([this.measured])[0])
+        if sequence.launched is None:  # else the next token's choice has taken them in
+            sampler.take(token)
+            sampler.take_ahead(this.ahead)
+        return self._hand_out(sequence, [token, *this.ahead], read([this.measured])[0])
 
-    def _response(
-        self, sequence: _Sequence, token: int, logprobs: TokenLogprobs | None
-    ) -> GenerationBatch.Response:
-        """Says what a token is to its sequence."""
-        reason = (
-            "stop" if token in sequence.end_tokens else "length" if sequence.left <= 0 else None
-        )
+    def _hand_out(
+        self, sequence: _Sequence, tokens: Sequence[int], logprobs: TokenLogprobs | None
+    ) -> list[GenerationBatch.Response]:
+        """Says what tokens are to their sequence, up to the one that ends it."""
         told: Any = logprobs  # the stock class has an array there
-        return GenerationBatch.Response(sequence.uid, token, told, reason, None, None)
+        responses = []
+        for token in tokens:
+            sequence.left -= 1
+            sequence.prompt = [token]
+            reason = "length" if sequence.left <= 0 else None
+            if token in sequence.end_tokens:
+                reason = "stop"
+            responses.append(
+                GenerationBatch.Response(sequence.uid, token, told, reason, None, None)
+            )
+            if reason is not None:
+                break
+        return responses
 
-    def _launch(self, sequence: _Sequence, last: mx.array) -> _Launched:
-        """Launches the token that follows the last one [1], which may not be computed yet."""
-        logits = self._model(last[None], cache=sequence.caches)[:, -1, :]
-        token, finite = choose(logits, [sequence.sampler], last), finite_rows(logits)
+    def _launch(
+        self, sequence: _Sequence, last: mx.array, forced: Sequence[int] = (), left: int = 0
+    ) -> _Launched:
+        """Launches the token that follows the last one [1], which may not be computed yet.
+
+        `forced` had to follow that; `left` tokens may be generated, the launched one counted in.
+        """
+        inputs = mx.concatenate([last, mx.array(list(forced), last.dtype)]) if forced else last
+        logits = self._model(inputs[None], cache=sequence.caches)[:, -1, :]
+        token = choose(logits, [sequence.sampler], last, [forced])
+        finite = finite_rows(logits)
         mx.async_eval(token, finite)
         (measured,) = measure(logits, token, [sequence.sampler])
-        return _Launched(token, measured, finite)
+        ahead = sequence.sampler.ahead(min(_MOST_AHEAD, left - 1))
+        return _Launched(token, ahead, measured, finite)

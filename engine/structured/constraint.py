@@ -65,6 +65,12 @@ class Constraint(Protocol):
     def cut_to(self, tokens: Sequence[int], rest: str) -> None:
         """Goes back to a shorter text, that of some tokens and a rest; nothing follows it."""
 
+    def ahead(self, most: int) -> Sequence[int]:
+        """Gives the tokens that have to follow the next one, at most so many.
+
+        At each of them, the mask would allow no other. Never the one that completes the text.
+        """
+
     def fill(self, others: Sequence["tuple[Constraint, int]"], masks: Masks) -> None:
         """Marks what this constraint and `others` (with their places in the batch) allow next."""
 

@@ -86,7 +86,7 @@ class Guidance:
         else:
             warnings = _warnings(matcher)
         warnings += [what for part in grammar.parts for what in part.unenforced]
-        beginning = () if matcher is None else _beginning(matcher)
+        beginning = () if matcher is None else _forced(matcher)
         return CompiledGrammar(self, closer, matcher, checks, warnings, shortest, beginning)
 
     def set_up(self) -> tuple[LLTokenizer, Closer]:
@@ -157,15 +157,16 @@ def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     return matcher
 
 
-def _beginning(matcher: LLMatcher) -> list[int]:
-    """Gives the tokens that every text begins with, but for one that completes it.
+def _forced(matcher: LLMatcher) -> list[int]:
+    """Gives the tokens that have to come next, but for one that completes the text.
 
     Where the engine knows of only one text that may follow, its masks allow only the first token of
     that text, as it is spelled canonically: it names the very tokens that a masked walk takes.
     """
-    ahead = matcher.deep_copy()
     tokens: list[int] = []
-    for token in ahead.compute_ff_tokens():
+    forced = matcher.compute_ff_tokens()
+    ahead = matcher.deep_copy() if forced else matcher
+    for token in forced:
         if not ahead.consume_token(token) or ahead.is_stopped():
             break
         tokens.append(token)
@@ -304,6 +305,10 @@ class GuidanceConstraint:
         if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
             self._shortest_end = True
             self._decided.extend(end)
+
+    def ahead(self, most: int) -> Sequence[int]:
+        forced = list(self._decided)[:-1] if self._decided else _forced(self._matcher)
+        return forced[1 : most + 1]
 
     def fill(self, others: Sequence[tuple[Constraint, int]], masks: Masks) -> None:
         open_sequences = []

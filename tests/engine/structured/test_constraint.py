@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import speaking
+from asking import answers, chat, masked_walk, structured
 from driving import AHEAD, finish, run, task
 from effort import at_most
 from hypothesis import given, settings
@@ -21,7 +22,6 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv
-from mlx_rq.engine.structured import llguidance_backend
 from mlx_rq.engine.structured.compilers import Compilers
 from mlx_rq.engine.structured.constraint import GrammarFault, Masks, mask
 from mlx_rq.engine.structured.grammar import Grammar
@@ -53,31 +53,6 @@ TOOLS = [
         },
     }
 ]
-
-
-def chat(text: str, **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
-
-
-def structured(schema: Any, strict: bool = True) -> dict[str, Any]:
-    wanted = {"name": "X", "schema": schema, "strict": strict}
-    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
-
-
-def answers(result: dict[str, Any]) -> Any:
-    """What of a result does not depend on the job's id."""
-    if "error" in result:
-        return result["error"]
-    return [
-        (
-            choice["finish_reason"],
-            choice["message"]["content"],
-            choice["message"].get("reasoning"),
-            [call["function"] for call in choice["message"].get("tool_calls", [])],
-            choice.get("captures"),
-        )
-        for choice in result["choices"]
-    ]
 
 
 KINDS: list[dict[str, Any]] = [
@@ -490,11 +465,6 @@ def test_a_tokenizer_that_cannot_be_constrained_is_refused_with_a_reason() -> No
     assert "tokenizer cannot be constrained" in result["error"]["message"]
 
 
-def without_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has every token of an answer be decoded, as if no grammar decided a beginning."""
-    monkeypatch.setattr(llguidance_backend, "_beginning", lambda matcher: ())
-
-
 NAMED = {"type": "function", "function": {"name": "add"}}
 BEGUN: list[dict[str, Any]] = [
     {"tools": TOOLS, "tool_choice": NAMED},
@@ -514,7 +484,7 @@ def test_a_beginning_that_is_decided_is_prefilled_and_the_answer_is_the_same(
 ) -> None:
     bodies = [chat(f"Add {i}", **{"max_tokens": 60, **kind}) for i, kind in enumerate(BEGUN)]
     got, engine = run(MODEL, bodies)
-    without_beginnings(monkeypatch)
+    masked_walk(monkeypatch)
     expected, stepwise = run(MODEL, bodies)
 
     def told(result: dict[str, Any]) -> Any:

@@ -1,0 +1,111 @@
+"""What a grammar decides goes with the next step: fewer steps, and the answers of a masked walk."""
+
+import random
+from typing import Any
+
+import pytest
+import speaking
+from asking import answers, chat, masked_walk, structured
+from driving import AHEAD, run
+
+from mlx_rq.engine import engine as engine_module
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.kv.trial import Batching, Verdict
+from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.scheduling.budget import measure_kv
+
+MODEL = speaking.model()
+ADDRESS = {
+    "type": "object",
+    "properties": {
+        "street_and_number": {"type": "string", "maxLength": 6},
+        "postal_code": {"type": "string", "pattern": "^[0-9]{5}$"},
+    },
+    "required": ["street_and_number", "postal_code"],
+}
+RECORD = structured(
+    {
+        "type": "object",
+        "properties": {
+            "first_name": {"type": "string", "maxLength": 8},
+            "occupation": {"enum": ["doctor of medicine", "doctor of letters", "teacher"]},
+            "home_address": ADDRESS,
+            "work_address": {"anyOf": [ADDRESS, {"type": "null"}]},
+        },
+        "required": ["first_name", "occupation", "home_address", "work_address"],
+    }
+)
+KINDS: list[dict[str, Any]] = [
+    RECORD,
+    {},
+    {"temperature": 1.0, **RECORD},
+    {"guided_regex": "[a-c]: some long text that is decided, [a-z]{3} and more of it; [0-9]"},
+    {"stop": ["al_co"], **RECORD},
+    {"frequency_penalty": 1.5, **RECORD},
+    {"guided_grammar": 'start: a " is decided " b\na[capture]: /[a-z]{2,5}/\nb[capture]: /[0-9]+/'},
+    {"logprobs": True, "top_logprobs": 2, **RECORD},
+]
+
+
+def bodies(count: int) -> list[dict[str, Any]]:
+    dice = random.Random(count)
+    return [
+        chat(
+            dice.choice(["A record of ", "Somebody else, by the name of "]) + str(index),
+            **{"max_tokens": dice.choice([7, 30, 110]), "seed": index, **KINDS[index % len(KINDS)]},
+        )
+        for index in range(count)
+    ]
+
+
+def told(result: dict[str, Any]) -> Any:
+    logprobs = [choice.get("logprobs") for choice in result.get("choices", [])]
+    return answers(result), result.get("usage", {}).get("completion_tokens"), logprobs
+
+
+def compared(
+    monkeypatch: pytest.MonkeyPatch, model: LoadedModel, asked: list[dict[str, Any]], **options: Any
+) -> tuple[MLXEngine, MLXEngine]:
+    """Runs with runs and without; asserts that all answers are the same."""
+    got, engine = run(model, asked, **options)
+    with monkeypatch.context() as patch:
+        masked_walk(patch)
+        expected, stepwise = run(model, asked, **options)
+    assert list(map(told, got)) == list(map(told, expected))
+    assert engine.totals.decoded_tokens <= stepwise.totals.decoded_tokens
+    return engine, stepwise
+
+
+@pytest.mark.parametrize("close_json", [False, True])
+@pytest.mark.parametrize(("rows", "part"), [(1, 0.9), (3, 0.9), (8, 1.0)])
+def test_sequences_that_come_and_go_answer_as_by_a_masked_walk(
+    rows: int, part: float, close_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, stepwise = compared(
+        monkeypatch, MODEL, bodies(24), batch_size=rows, close_json=close_json
+    )
+    assert engine.totals.decode_steps <= part * stepwise.totals.decode_steps
+
+
+def test_sequences_that_share_no_prefix_do_so_where_they_run_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = bodies(12)
+    engine, stepwise = compared(monkeypatch, MODEL, asked, batch_size=4, share_prefixes=False)
+    few, single = (each.totals.decode_steps for each in (engine, stepwise))
+    engine, stepwise = compared(monkeypatch, MODEL, asked, batch_size=1, share_prefixes=False)
+    assert few <= single
+    assert engine.totals.decode_steps < 0.8 * stepwise.totals.decode_steps
+
+
+def test_a_model_that_runs_one_at_a_time_takes_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "verdict_on", lambda model: Verdict(Batching.ALONE, "so"))
+    engine, stepwise = compared(monkeypatch, MODEL, bodies(12))
+    assert engine.totals.decode_steps < 0.8 * stepwise.totals.decode_steps
+
+
+def test_who_is_put_back_amid_runs_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [chat(f"Record {index}", max_tokens=110, **RECORD) for index in range(6)]
+    kv_bytes = 180_000 + 6 * AHEAD * measure_kv(MODEL.model).per_token
+    engine, _ = compared(monkeypatch, MODEL, asked, batch_size=6, kv_bytes=kv_bytes, reserve=1)
+    assert engine.totals.sequences_preempted > 0
