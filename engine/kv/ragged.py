@@ -22,8 +22,20 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, dynamic_roll
 
 from mlx_rq.engine.kv.arrangement import indices
 
+_MOST_PADDED = 5
+"""Rows that attention is padded to, for each that has one more token."""
+
 _MOST_LAG = 32
 """Slots that one row may be ahead of another: memory that holds nothing, and is attended to."""
+
+
+def longest_run(runs: Sequence[int]) -> int:
+    """Says how many tokens of runs to take in with a step, at most of each row.
+
+    `runs` are how many there are of each. So many that attention is not padded much for them.
+    """
+    rows_at = [sum(run > place for run in runs) for place in range(max(runs))]
+    return sum(_MOST_PADDED * rows >= len(runs) for rows in rows_at)
 
 
 class RaggedStep:

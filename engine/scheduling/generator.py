@@ -40,7 +40,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from mlx_rq.engine.kv.adapter_rows import adapter_rows
 from mlx_rq.engine.kv.layers import Caches
-from mlx_rq.engine.kv.ragged import ragged_step
+from mlx_rq.engine.kv.ragged import longest_run, ragged_step
 from mlx_rq.engine.kv.sharing import sequence_caches
 from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
@@ -125,9 +125,12 @@ class _DecodeBatch(GenerationBatch):
             return
         most = _MOST_POSITIONS // len(self) - 1
         left = map(sub, self.max_tokens, map(add, self._num_tokens, taken))
-        for uid, sampler, room in zip(self.uids, self.samplers, left, strict=True):
-            if forced := sampler.ahead(min(most, room - 1)):
-                self._ahead[uid] = forced
+        runs = [
+            sampler.ahead(min(most, room - 1))
+            for sampler, room in zip(self.samplers, left, strict=True)
+        ]
+        if longest := longest_run(list(map(len, runs))):
+            self._ahead = {uid: run[:longest] for uid, run in zip(self.uids, runs, strict=True)}
 
     def next(self) -> list[GenerationBatch.Response]:
         """Decodes the token that is due of each sequence, and those that had to follow."""

@@ -271,8 +271,6 @@ class RunningBatch:
                 (stopped if reason is None else finished).append(response.uid)
         if stopped:
             self._generator.remove(stopped)
-        for uid in stopped:
-            self._sequences[uid].settle()
         return [self._sequences.pop(uid) for uid in finished + stopped]
 
     def _step(self, prefill_tokens: int, alone: bool) -> list[GenerationBatch.Response]:

@@ -94,16 +94,12 @@ class TokenSequence:
         self.sampler.constraint = self.output_format.start(self.budget)
 
     def rewind(self) -> None:
-        """Goes back to what it has said: it is prefilled again from there."""
-        self.sampler.rewind(self.text.tokens)
-        self.settle()
+        """Goes back to what it has said: it is prefilled again from there.
 
-    def settle(self) -> None:
-        """Has its constraint go back, if it has taken in tokens that were never handed out.
-
-        Where the device failed, or a stop string came before them.
+        Where the device failed, its constraint may have taken in tokens that were never handed out.
         """
         said = self.text.tokens
+        self.sampler.rewind(said)
         if self.constraint is not None and self.constraint.taken > len(said):
             self._constrain()
             for token in said:

@@ -15,7 +15,7 @@ from mlx_lm.models import base
 
 from mlx_rq.engine.kv import ragged
 from mlx_rq.engine.kv import shared_attention as attention
-from mlx_rq.engine.kv.ragged import RaggedStep, ragged_step
+from mlx_rq.engine.kv.ragged import RaggedStep, longest_run, ragged_step
 
 
 def take_in(layer: Layer, counts: Sequence[int]) -> None:
@@ -124,3 +124,12 @@ def test_packed_tokens_are_found_again(counts: list[int]) -> None:
     assert side_by_side.shape == (len(counts), 1, max(counts), 1)
     assert mx.array_equal(step.packed(side_by_side), packed)
     assert side_by_side[:, 0, 0, 0].tolist() == list(range(len(counts)))
+
+
+def test_runs_are_taken_in_as_far_as_they_pad_little() -> None:
+    assert longest_run([0, 0]) == 0
+    assert longest_run([63]) == 63
+    assert longest_run([3] + [0] * 4) == 3
+    assert longest_run([3] + [0] * 15) == 0
+    assert longest_run([3] * 4 + [0] * 12) == 3
+    assert longest_run([20] + [2] * 7) == 2
