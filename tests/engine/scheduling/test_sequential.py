@@ -72,10 +72,10 @@ def test_the_next_step_is_launched_before_the_last_token_is_read(
             done.append(f"read {self.number}")
             return self.token.item()
 
-    def launched(self: Any, one: Any, last: Any) -> Any:
+    def launched(self: Any, one: Any, last: Any, *ahead: Any) -> Any:
         number = sum(entry.startswith("launch") for entry in done)
         done.append(f"launch {number}")
-        found = launch(self, one, last.token if isinstance(last, Token) else last)
+        found = launch(self, one, last.token if isinstance(last, Token) else last, *ahead)
         return replace(found, token=Token(number, found.token))
 
     monkeypatch.setattr(sequential.SequentialGenerator, "_launch", launched)

@@ -1,12 +1,18 @@
 """What a grammar decides goes with the next step: fewer steps, and the answers of a masked walk."""
 
+import copy
 import random
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import speaking
 from asking import answers, chat, masked_walk, structured
 from driving import AHEAD, run
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tiny import FAMILIES, SEQUENTIAL_FAMILIES, byte_tokenizer, tiny_model
+from tokenizers import decoders
 
 from mlx_rq.engine import engine as engine_module
 from mlx_rq.engine.engine import MLXEngine
@@ -59,7 +65,10 @@ def bodies(count: int) -> list[dict[str, Any]]:
 
 
 def told(result: dict[str, Any]) -> Any:
-    logprobs = [choice.get("logprobs") for choice in result.get("choices", [])]
+    choices = result.get("choices", [])
+    logprobs = [choice.get("logprobs") for choice in choices]
+    if choices and "text" in choices[0]:
+        return [choice["text"] for choice in choices]
     return answers(result), result.get("usage", {}).get("completion_tokens"), logprobs
 
 
@@ -110,3 +119,27 @@ def test_who_is_put_back_amid_runs_goes_on_where_it_was(monkeypatch: pytest.Monk
     kv_bytes = 180_000 + 6 * AHEAD * measure_kv(MODEL.model).per_token
     engine, _ = compared(monkeypatch, MODEL, asked, batch_size=6, kv_bytes=kv_bytes, reserve=1)
     assert engine.totals.sequences_preempted > 0
+
+
+@cache
+def tokenizer_of_bytes() -> TokenizerWrapper:
+    """The tiny models' tokenizer, with a decoder that can be constrained."""
+    wrapper = copy.deepcopy(byte_tokenizer())
+    wrapper._tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+    return wrapper
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SEQUENTIAL_FAMILIES])
+def test_all_architectures_take_runs_in_alone_and_in_a_batch(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(tiny_model(family), tokenizer=tokenizer_of_bytes())
+    pattern = "[a-c]: some long text that is decided, [a-z]{3} and more of it; [0-9]"
+    asked = [
+        {"prompt": [7] * (4 + 3 * job), "max_tokens": 80, "temperature": 0, "guided_regex": pattern}
+        for job in range(3)
+    ]
+    for rows in (1, 3):
+        engine, stepwise = compared(monkeypatch, model, asked, batch_size=rows)
+        few, single = (each.totals.decode_steps for each in (engine, stepwise))
+        assert few < 0.5 * single or (rows > 1 and not engine._running.sharing.ragged)
