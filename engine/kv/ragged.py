@@ -206,7 +206,6 @@ class RaggedKVCache(BatchKVCache):
         self._padding = [slots - unused for slots in padding]
         self._lag = [slots - ahead for slots in lag]
         self.left_padding = mx.array(self._padding)
-        self.align()
 
     def prepare(
         self,
@@ -231,13 +230,11 @@ class RaggedKVCache(BatchKVCache):
     def extend(self, other: BatchKVCache) -> None:
         """Takes in the rows of another batch of this kind."""
         assert isinstance(other, RaggedKVCache)
-        for batch in (self, other):
-            batch.align()
         longest = max(self._idx, other._idx)
         self._padding = [
             slots + longest - batch._idx for batch in (self, other) for slots in batch._padding
         ]
-        self._lag = [0] * len(self._padding)
+        self._lag += other._lag
         super().extend(other)  # type: ignore[no-untyped-call]
 
     def row(self, idx: int) -> KVCache:
