@@ -18,7 +18,7 @@ from operator import add
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, KVCache, dynamic_roll
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_rq.engine.kv.arrangement import indices
 
@@ -167,14 +167,17 @@ class RaggedKVCache(BatchKVCache):
         return (slots <= before + places) & (slots >= self.left_padding[:, None, None, None])
 
     def align(self) -> None:
-        """Has all rows end at one slot."""
+        """Has all rows end at one slot, and the longest begin at the first."""
         if not any(self._lag) or self.keys is None or self.values is None:
             return
-        lag = indices(self.lag)[:, None]
-        self.keys = dynamic_roll(self.keys[..., : self._idx, :], lag, axis=2)
-        self.values = dynamic_roll(self.values[..., : self._idx, :], lag, axis=2)
-        self._padding = list(map(add, self._padding, self._lag))
-        self.left_padding = indices(tuple(self._padding))
+        padding = list(map(add, self._padding, self._lag))
+        unused = min(padding)  # else rows that overtake each other would leave more and more
+        slots = mx.maximum(mx.arange(unused, self._idx) - indices(self.lag)[:, None], 0)
+        self.keys = mx.take_along_axis(self.keys, slots[:, None, :, None], axis=2)
+        self.values = mx.take_along_axis(self.values, slots[:, None, :, None], axis=2)
+        self._idx -= unused
+        self._padding = [slots - unused for slots in padding]
+        self.left_padding = indices(self.padding)
         self._lag = [0] * len(self._lag)
 
     @property

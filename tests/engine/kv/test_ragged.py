@@ -114,6 +114,16 @@ def test_a_row_that_is_far_ahead_is_caught_up_with() -> None:
     layer.step()
 
 
+def test_rows_that_overtake_each_other_leave_no_slots_that_nobody_uses() -> None:
+    layer = layer_of([3, 3], share=False)
+    for counts in ([34, 1], [1, 34]) * 3:
+        take_in(layer, counts)
+
+    assert layer.together.padding == (0, 0)
+    assert layer.together.size() == 3 + 3 * 35
+    layer.step()
+
+
 @pytest.mark.parametrize("counts", [[1, 3, 2], [4], [1, 1]])
 def test_packed_tokens_are_found_again(counts: list[int]) -> None:
     step = RaggedStep(counts)
