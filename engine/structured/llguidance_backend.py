@@ -8,6 +8,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -252,6 +253,8 @@ class GuidanceConstraint:
         self._closer = closer
         self._close_from = close_from
         self._decided: deque[int] = deque()
+        self._run: deque[int] = deque()
+        """What was found to follow. Not to be found again by every step of a long run."""
         self._shortest_end = False
 
     @property
@@ -285,6 +288,8 @@ class GuidanceConstraint:
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)
         self.taken += 1
+        if self._run and self._run.popleft() != token:
+            self._run.clear()
         if self._decided:
             self._decided.popleft()
         elif self._closer and self.taken >= self._close_from and not self.done:
@@ -292,6 +297,7 @@ class GuidanceConstraint:
 
     def cut_to(self, tokens: Sequence[int], rest: str) -> None:
         self._decided.clear()
+        self._run.clear()
         self._matcher.reset()
         self._matcher.consume_tokens([*tokens, *self._guidance.tokens_of(rest)])
 
@@ -307,8 +313,10 @@ class GuidanceConstraint:
             self._decided.extend(end)
 
     def ahead(self, most: int) -> Sequence[int]:
-        forced = list(self._decided)[:-1] if self._decided else _forced(self._matcher)
-        return forced[1 : most + 1]
+        if not self._decided and not self._run:
+            self._run.extend(_forced(self._matcher))
+        decided = len(self._decided) - 1 if self._decided else len(self._run)
+        return list(islice(self._decided or self._run, 1, min(decided, most + 1)))
 
     def fill(self, others: Sequence[tuple[Constraint, int]], masks: Masks) -> None:
         open_sequences = []

@@ -10,6 +10,7 @@ import pytest
 import speaking
 from asking import answers, chat, masked_walk, structured
 from driving import AHEAD, run
+from llguidance import LLMatcher
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny import FAMILIES, SEQUENTIAL_FAMILIES, byte_tokenizer, tiny_model
 from tokenizers import decoders
@@ -21,6 +22,8 @@ from mlx_rq.engine.kv.trial import Batching, Verdict
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.scheduling import decode_batch
 from mlx_rq.engine.scheduling.budget import measure_kv
+from mlx_rq.engine.structured import llguidance_backend
+from mlx_rq.engine.structured.llguidance_backend import _forced
 
 MODEL = speaking.model()
 ADDRESS = {
@@ -131,6 +134,28 @@ def test_a_model_that_runs_one_at_a_time_takes_runs_in(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_module, "verdict_on", lambda model: Verdict(Batching.ALONE, "so"))
     engine, stepwise = compared(monkeypatch, MODEL, bodies(12))
     assert engine.totals.decode_steps < 0.8 * stepwise.totals.decode_steps
+
+
+def test_a_long_run_is_found_once_however_many_steps_take_it_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+
+    def forced(matcher: LLMatcher) -> list[int]:
+        found.append(tokens := _forced(matcher))
+        return tokens
+
+    monkeypatch.setattr(llguidance_backend, "_forced", forced)
+    pattern = f"[a-c]{'some long text that is decided; ' * 9}[0-9]"
+    asked = [
+        {"prompt": str(job), "max_tokens": 400, "temperature": 0, "guided_regex": pattern}
+        for job in range(8)
+    ]
+
+    _, engine = run(MODEL, asked, batch_size=8)
+
+    assert engine.totals.decode_steps > 10
+    assert len([tokens for tokens in found if tokens]) == 8
 
 
 def test_who_is_put_back_amid_runs_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
