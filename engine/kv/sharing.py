@@ -187,17 +187,18 @@ class Sharing:
             return
         self._installation = Installation(model)
         try:
-            self.on, self.why = _tried(model, verdict, self._installation)
-            self.ragged = self.on and _takes_ragged_steps(model, verdict)
+            on, self.why = _tried(model, verdict, self._installation)
+            self.ragged = on and _takes_ragged_steps(model, verdict)
+            if on and bits is not None:
+                part, drift = quantized(model, bits)
+                self._quantized = (
+                    f"; in {bits} bits: {part:.0%} of the bytes, and log-probabilities drift by "
+                    f"{drift:.2g} in a trial"
+                )
+            self.on = on  # last: where the device fails at any of it, nothing stays installed
         finally:
             if not self.on:
                 self._installation.remove()
-        if self.on and bits is not None:
-            part, drift = quantized(model, bits)
-            self._quantized = (
-                f"; in {bits} bits: {part:.0%} of the bytes, and log-probabilities drift by "
-                f"{drift:.2g} in a trial"
-            )
 
     def __str__(self) -> str:
         way = "held once" if self.on else "copied into each sequence"

@@ -23,7 +23,14 @@ from mlx_rq.engine.kv.ragged import ragged_step
 _Caches = list[Any]
 """One cache for each layer."""
 
-FAILURES = (AttributeError, IndexError, NotImplementedError, TypeError, ValueError)
+FAILURES = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
 """What a model raises that does not take what it is tried with."""
 
 _PREFIX = (2, 1)

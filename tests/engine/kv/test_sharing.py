@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models import base, qwen3, qwen3_moe
 from mlx_lm.models.cache import make_prompt_cache
+from scripted_device import OUT_OF_MEMORY
 from test_same_answers import branching
 from tiny import FAMILIES, Nested, tiny_model
 
@@ -28,6 +29,7 @@ from mlx_rq.engine.kv.sharing import (
     referring,
     worth,
 )
+from mlx_rq.engine.kv.trial import Trial
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv, referred_to
@@ -96,6 +98,36 @@ def test_what_was_tried_in_vain_is_taken_out() -> None:
     assert sharing.why.startswith("it would change the logits, ")
     module = __import__("sys").modules["mlx_lm.models.iquestloopcoder"]
     assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("trial", ["_takes_ragged_steps", "quantized"])
+def test_nothing_stays_installed_where_the_device_fails_at_a_later_trial(
+    trial: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError(OUT_OF_MEMORY)
+
+    monkeypatch.setattr(f"mlx_rq.engine.kv.sharing.{trial}", fails)
+    stock = qwen3.scaled_dot_product_attention
+    with pytest.raises(RuntimeError):
+        Sharing(tiny_model("qwen3").model, bits=8)
+
+    assert qwen3.scaled_dot_product_attention is stock
+
+
+@pytest.mark.parametrize("error", [AssertionError, KeyError])
+def test_a_model_that_takes_no_ragged_steps_shares_prefixes_all_the_same(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise error("one token of each")
+
+    monkeypatch.setattr(Trial, "ragged", refuses)
+    sharing = Sharing(tiny_model("qwen3").model)
+
+    assert sharing.on
+    assert not sharing.ragged
+    sharing.remove()
 
 
 @pytest.mark.parametrize(
