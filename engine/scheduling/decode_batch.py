@@ -88,14 +88,17 @@ class DecodeBatch(GenerationBatch):
         self._ahead = {}
         if not self.looks_ahead or (len(self) > 1 and not self.ragged):
             return
-        most = _MOST_POSITIONS // len(self) - 1
         left = map(sub, self.max_tokens, map(add, self._num_tokens, taken))
-        runs = [
-            sampler.ahead(min(most, room - 1))
-            for sampler, room in zip(self.samplers, left, strict=True)
-        ]
-        if longest := longest_run(list(map(len, runs))):
-            self._ahead = {uid: run[:longest] for uid, run in zip(self.uids, runs, strict=True)}
+        rows = zip(self.uids, self.samplers, left, strict=True)
+        most = _MOST_POSITIONS // len(self) - 1
+        self._ahead = {uid: sampler.ahead(min(most, room - 1)) for uid, sampler, room in rows}
+        self._cut_ahead()
+
+    def _cut_ahead(self) -> None:
+        """Keeps what one step of all sequences is to take in; the rest is found again then."""
+        most = max(0, _MOST_POSITIONS // len(self) - 1)
+        longest = longest_run([len(self._ahead.get(uid, ())) for uid in self.uids])
+        self._ahead = {uid: run[: min(most, longest)] for uid, run in self._ahead.items()}
 
     def next(self) -> list[GenerationBatch.Response]:
         """Decodes the token that is due of each sequence, and those that had to follow."""
@@ -152,7 +155,9 @@ class DecodeBatch(GenerationBatch):
         super().extend(batch)  # type: ignore[no-untyped-call]
         assert isinstance(batch, DecodeBatch)
         self._unchecked += batch._unchecked
-        if not self.ragged:
+        if self.ragged:
+            self._cut_ahead()  # to a step of more sequences than they were found for
+        else:
             self._ahead = {}  # nothing is lost: they are found again, one by one
 
     def extract_cache(self, idx: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import speaking
 from asking import answers, chat, masked_walk, structured
-from driving import AHEAD, run
+from driving import AHEAD, finish, run, task
 from llguidance import LLMatcher
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny import FAMILIES, SEQUENTIAL_FAMILIES, byte_tokenizer, tiny_model
@@ -20,6 +21,7 @@ from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.kv.ragged import ragged_step
 from mlx_rq.engine.kv.trial import Batching, Verdict
 from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling import decode_batch
 from mlx_rq.engine.scheduling.budget import measure_kv
 from mlx_rq.engine.structured import llguidance_backend
@@ -134,6 +136,32 @@ def test_a_model_that_runs_one_at_a_time_takes_runs_in(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_module, "verdict_on", lambda model: Verdict(Batching.ALONE, "so"))
     engine, stepwise = compared(monkeypatch, MODEL, bodies(12))
     assert engine.totals.decode_steps < 0.8 * stepwise.totals.decode_steps
+
+
+def test_who_joins_makes_the_runs_shorter_that_one_alone_would_take_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    positions = []
+
+    def seen(caches: Any, counts: Sequence[int]) -> Any:
+        positions.append(max(counts) * len(counts))
+        return ragged_step(caches, counts)
+
+    monkeypatch.setattr(decode_batch, "ragged_step", seen)
+    pattern = f"[a-c]{'some long text that is decided; ' * 9}[0-9]"
+    one, *others = [
+        {"prompt": str(job), "max_tokens": 400, "temperature": 0, "guided_regex": pattern}
+        for job in range(4)
+    ]
+    engine = MLXEngine(MODEL, EngineOptions(batch_size=4))
+    engine.add([task("first", one)])
+    while engine.totals.decoded_tokens < 2:
+        engine.step()
+    engine.add([task(str(job), body) for job, body in enumerate(others)])
+    finish(engine, 4)
+
+    assert positions
+    assert max(positions) <= decode_batch._MOST_POSITIONS
 
 
 def test_a_long_run_is_found_once_however_many_steps_take_it_in(
