@@ -303,6 +303,8 @@ class MLXEngine:
             scored = prompts.advance()
             self._totals.prefilled_tokens += scored
             self._totals.positions_computed += scored
+            if scored:
+                self._step_size.worked(has_room=False)
         except Exception as error:
             if self._device.fault_of(error) is not None or isinstance(error, NotFinite):
                 return self._recovery.recover(error, sequence)
@@ -326,7 +328,8 @@ class MLXEngine:
         self.on_progress()
         took, prefilled = self._clock() - started, running.prefilled - prefilled
         self._pace.took(took, prefilled=prefilled, decoded=decoding)
-        if size.worked(has_room=not self._pressure.high):
+        computed = bool(prefilled or decoding)
+        if computed and size.worked(has_room=not self._pressure.high):
             logger.info("steps of at most %d sequences, %d prompt tokens", size.rows, size.chunk)
         return finished
 

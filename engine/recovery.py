@@ -1,10 +1,10 @@
 """What an engine does with an error in a step: nobody is blamed before it is known who is at fault.
 
 An error of the device (`Device.fault_of`) is nobody's: all sequences wait again, from what they had
-said, and the next steps are smaller. Only what fails alone in the smallest step is given up. Logits
-that are not finite are the sequences' that they are of: those are generated again by themselves,
-and given up where that does not help. Any other error is some request's: all that were in flight go
-on one at a time, and the one that is alone when it raises again has failed.
+said, and the next steps are smaller. Only what fails alone in the smallest step, again and again, is
+given up. Logits that are not finite are the sequences' that they are of: those are generated again
+by themselves, and given up where that does not help. Any other error is some request's: all that
+were in flight go on one at a time, and the one that is alone when it raises again has failed.
 """
 
 import logging
@@ -22,6 +22,11 @@ logger = logging.getLogger("mlx_rq.engine")
 
 _BROKEN = 3
 """After so many tasks in a row whose logits were no numbers, it is the device."""
+
+_TRIES, _FURTHER = 3, 64
+"""What fails alone in the smallest step so often is too large, unless it came so many tokens further
+in between: then the error passed.
+"""
 
 Rendered = Callable[[Task], list[TokenSequence] | Outcome]
 """Makes a task's sequences, or its outcome where that fails."""
@@ -45,6 +50,8 @@ class Recovery:
         self._device = device
         self._rendered = rendered
         self._clock = clock
+        self._failed_alone: dict[str, tuple[int, ...]] = {}
+        """By task: how many tokens its sequence had when it failed alone in the smallest step."""
         self._garbled: set[str] = set()
         """Ids of tasks whose logits were not finite once."""
         self._garbled_in_a_row = 0, 0
@@ -85,7 +92,7 @@ class Recovery:
     def _again_smaller(
         self, error: Exception, fault: Fault, suspects: list[TokenSequence], in_flight: int
     ) -> list[Outcome]:
-        """All wait again; what fails alone in the smallest step is given up.
+        """All wait again; what fails alone in the smallest step, however often, is given up.
 
         Raises the error where nothing works at all, or where size is not what is wrong.
         """
@@ -104,11 +111,27 @@ class Recovery:
             raise error  # it may be another program's doing: the worker starts afresh
         if len(suspects) > 1:  # who stand on a prefix that does not fit
             return self._restarted(tasks)
+        if not self._is_hopeless(tasks, len(suspects[0].tokens)):
+            return []  # errors that pass come to small steps, too
         for task in tasks:
             self._sequences.cancel(task.id)
         if fault is Fault.TIME:
             return [failure(task.id, error) for task in tasks]
         return [bad_request(task, self._too_large(suspects[0], active)) for task in tasks]
+
+    def _is_hopeless(self, tasks: Iterable[Task], tokens: int) -> bool:
+        """Notes that a sequence of so many tokens failed alone; says whether it does every time.
+
+        `tasks` are those that ask for it.
+        """
+        known, hopeless = self._sequences.tasks, False
+        self._failed_alone = {one: at for one, at in self._failed_alone.items() if one in known}
+        for task in tasks:
+            before = self._failed_alone.get(task.id, ())
+            times = (*(at for at in before if tokens < at + _FURTHER), tokens)
+            self._failed_alone[task.id] = times
+            hopeless = hopeless or len(times) >= _TRIES
+        return hopeless
 
     def _too_large(self, sequence: TokenSequence, active: int) -> RequestError:
         """Says in figures why a sequence that was alone does not fit the memory."""

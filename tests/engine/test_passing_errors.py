@@ -1,0 +1,115 @@
+"""Errors of the device that pass, wherever they come: all is answered as if there had been none."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from driving import Body, finish, greedy_text, task, texts
+from scripted_device import OUT_OF_MEMORY, ScriptedDevice
+from test_engine import completion
+from test_memory_errors import start
+from tiny import tiny_model
+
+from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.options import EngineOptions
+
+MODEL = tiny_model("llama")
+
+
+def test_what_is_alone_in_the_smallest_step_meets_an_error_that_passes() -> None:
+    body = completion([*range(30)], max_tokens=60)
+    engine, _, _ = start(MODEL, lambda *now: now[2] in (7, 12, 17, 22, 27), [body])
+
+    result = finish(engine, 1)["0"]
+
+    assert texts(result) == [greedy_text(MODEL, body)]
+    assert engine._step_size.smallest
+
+
+def test_errors_long_apart_do_not_add_up() -> None:
+    """The fourth and later ones come in the smallest step: it had no time to grow."""
+    body = completion([*range(30)], max_tokens=400, ignore_eos=True)
+    fails = {2, 4, 6, *range(10, 400, 60)}
+    engine, _, _ = start(MODEL, lambda *now: now[2] in fails, [body])
+    engine._step_size._patience = 10_000
+
+    assert texts(finish(engine, 1)["0"])[0].startswith(greedy_text(MODEL, body))
+
+
+def test_a_device_on_which_no_prompt_can_be_scored_fails_no_job() -> None:
+    """Nor does a step without work count for one that went well."""
+    body = completion([5] * 100, max_tokens=0, echo=True, logprobs=1)
+    engine, _, _ = start(MODEL, lambda *_: True, [body])
+
+    with pytest.raises(RuntimeError, match="Insufficient Memory"):
+        finish(engine, 1, limit=50)
+    assert engine.task_ids == {"0"}
+
+
+def test_a_prompt_that_is_too_long_to_be_scored_is_refused() -> None:
+    body = completion([5] * 300, max_tokens=0, echo=True, logprobs=1)
+    engine, _, _ = start(MODEL, lambda _, held, __: held > 200, [body])
+
+    assert finish(engine, 1)["0"]["error"]["code"] == "context_length_exceeded"
+
+
+class Failing:
+    """Counts how often MLX is waited for, and has one of these times fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times, self.failing = count(), -1
+        for owner, names in ((mx, ("eval", "async_eval")), (mx.array, ("item", "tolist"))):
+            for name in names:
+                monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            if next(self.times) == self.failing:
+                raise RuntimeError(OUT_OF_MEMORY)
+            return own(*args)
+
+        return counted
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
+    with monkeypatch.context() as patches:
+        yield Failing(patches)
+
+
+PREFIX = [*range(60)]
+MANY: list[Body] = [
+    *({"prompt": [*PREFIX, i, 7], "max_tokens": 4, "temperature": 0} for i in range(3)),
+    {"prompt": [*PREFIX, 70], "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 1},
+    {"prompt": PREFIX[:50], "max_tokens": 0, "echo": True, "logprobs": 2},
+    {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0.8, "seed": 4, "n": 2},
+]
+ONE: list[Body] = [{"prompt": PREFIX, "max_tokens": 20, "temperature": 0, "ignore_eos": True}]
+
+
+@pytest.mark.parametrize("bodies", [MANY, ONE], ids=["prefix, scores, rows", "drafts"])
+def test_an_error_wherever_mlx_is_waited_for_changes_no_answer(
+    failing: Failing, bodies: list[Body]
+) -> None:
+    draft = tiny_model("llama", seed=1) if bodies is ONE else None
+
+    def answers(place: int) -> list[Any]:
+        failing.failing = -1
+        options = EngineOptions(batch_size=4, share_from=1)
+        device = ScriptedDevice()
+        engine = MLXEngine(MODEL, options, draft=draft, device=device, clock=count().__next__)
+        if (drafting := engine._running.drafting) is not None:
+            drafting._rate.drafts = True
+        failing.times, failing.failing = count(), place
+        assert engine.add([task(str(i), body) for i, body in enumerate(bodies)]) == []
+        results = finish(engine, len(bodies))
+        engine.close()
+        return [[one["text"] for one in results[str(i)]["choices"]] for i in range(len(bodies))]
+
+    undisturbed = answers(-1)
+    places = next(failing.times)
+    assert places > 50
+    for place in range(0, places, 6):
+        assert answers(place) == undisturbed, place
