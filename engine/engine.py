@@ -14,13 +14,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 
 from mlx_rq.engine.errors import ended_by, failure
 from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
 from mlx_rq.engine.kv.trial import Batching, Verdict, verdict_on
 from mlx_rq.engine.models.adapted import AdaptedModel
-from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, tried, weight_bytes
+from mlx_rq.engine.models.device import Device, MLXDevice, NotFinite, once_more, tried, weight_bytes
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
@@ -227,7 +228,8 @@ class MLXEngine:
         self._running.adapted("")
         self._adapted.take_off()
         if adapter is not None:
-            self._adapted.put_on(adapter)
+            put_on = partial(self._adapted.put_on, adapter)
+            once_more(self._device, put_on, f"putting on {adapter.model_id}")
             self._running.adapted(adapter.model_id)
         self._device.clear_cache()
 

@@ -1,10 +1,10 @@
 """What an engine does with an error in a step: nobody is blamed before it is known who is at fault.
 
 An error of the device (`Device.fault_of`) is nobody's: all sequences wait again, from what they had
-said, and the next steps are smaller. Only what fails alone in the smallest step, again and again, is
-given up. Logits that are not finite are the sequences' that they are of: those are generated again
-by themselves, and given up where that does not help. Any other error is some request's: all that
-were in flight go on one at a time, and the one that is alone when it raises again has failed.
+said, and the next steps are smaller. Only what fails again and again, alone in the smallest step,
+is given up. Logits that are not finite are the sequences' that they are of: those are generated
+again by themselves, and given up where that does not help. Any other error is some request's: all
+that were in flight go on one at a time, and the one that is alone when it raises again has failed.
 """
 
 import logging
@@ -24,8 +24,8 @@ _BROKEN = 3
 """After so many tasks in a row whose logits were no numbers, it is the device."""
 
 _TRIES, _FURTHER = 3, 64
-"""What fails alone in the smallest step so often is too large, unless it came so many tokens further
-in between: then the error passed.
+"""What fails so often, alone in the smallest step, is too large, unless it came so many tokens
+further in between: then the error passed.
 """
 
 Rendered = Callable[[Task], list[TokenSequence] | Outcome]

@@ -14,6 +14,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_rq.engine.kv.layers import apart, can_share
+from mlx_rq.engine.models.device import Device, MLXDevice, tried
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LARGER = (96, 128, 192, 256)
@@ -85,8 +86,10 @@ class DecodeTrial:
         room: int | None = None,
         context: int = CONTEXT,
         clock: Callable[[], float] = time.perf_counter,
+        device: Device | None = None,
     ) -> None:
         """`room` is what KV may take, in bytes."""
+        self._device = device or MLXDevice()
         self._model = model
         self._room = room
         self._context = context
@@ -95,10 +98,18 @@ class DecodeTrial:
         self._one_sequence = sum(cache.nbytes for cache in self._caches(1))
 
     def seconds(self, sequences: int) -> float | None:
-        """The quickest of a few steps, as somebody else may use the machine too."""
-        room = self._room
-        if room is not None and sequences > SMALLEST and sequences * self._one_sequence > room:
+        """The quickest of a few steps, as somebody else may use the machine too.
+
+        None where there is no memory for more sequences than the fewest: by count, or by trial.
+        """
+        if sequences <= SMALLEST:
+            return self._quickest(sequences)
+        if self._room is not None and sequences * self._one_sequence > self._room:
             return None
+        what = f"steps of {sequences} sequences"
+        return tried(self._device, lambda: self._quickest(sequences), None, what)
+
+    def _quickest(self, sequences: int) -> float:
         caches = self._caches(sequences)
         began = self._clock()
         self._timed(sequences, caches)  # what is compiled, is compiled here

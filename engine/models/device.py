@@ -181,17 +181,28 @@ def settle(device: Device, stream: Any = None) -> None:
     device.clear_cache()
 
 
+def once_more(device: Device, action: Callable[[], T], what: str) -> T:
+    """Does something; where the device fails at it, again. Raises what it raises then."""
+    try:
+        return action()
+    except Exception as error:
+        if (fault := device.fault_of(error)) is None:
+            raise
+        logger.warning("%s %s at %s: %s", device.name, fault.value, what, error)
+    settle(device)
+    return action()
+
+
 def tried(device: Device, trial: Callable[[], T], otherwise: T, what: str) -> T:
     """Gives what a trial finds; `otherwise`, where the device fails at it twice.
 
     A worker whose machine is busy at its start has not to end by it.
     """
-    for _ in range(2):
-        try:
-            return trial()
-        except Exception as error:
-            if (fault := device.fault_of(error)) is None:
-                raise
-            logger.warning("%s %s while %s was tried: %s", device.name, fault.value, what, error)
-        settle(device)
+    try:
+        return once_more(device, trial, what)
+    except Exception as error:
+        if (fault := device.fault_of(error)) is None:
+            raise
+        logger.warning("%s %s again at %s: %s", device.name, fault.value, what, error)
+    settle(device)
     return otherwise

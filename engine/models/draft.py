@@ -15,6 +15,7 @@ from mlx_lm.models.cache import (
 
 from mlx_rq.engine.kv.numerics import disagreement, probe_tokens
 from mlx_rq.engine.kv.trial import FAILURES, objection
+from mlx_rq.engine.models.device import MLXDevice, tried
 from mlx_rq.engine.models.load import LoadedModel, ModelError
 
 _HELD, _DRAFTED = 4, 3
@@ -32,7 +33,8 @@ def check_draft(model: LoadedModel, draft: LoadedModel) -> None:
                 f"{where}: {one.model_id} cannot take back tokens, as the drafted ones that are "
                 f"not accepted (it keeps {kept}): do without --draft-model"
             )
-    if why := _wrong_afterwards(model):
+    failed = "the device failed when it was tried"
+    if why := tried(MLXDevice(), lambda: _wrong_afterwards(model), failed, "taking tokens back"):
         raise ModelError(
             f"{where}: {model.model_id} does not go on as before where tokens were taken back "
             f"({why}): do without --draft-model"

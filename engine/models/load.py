@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_rq.engine.models import hub
+from mlx_rq.engine.models.device import MLXDevice, once_more
 from mlx_rq.engine.models.gguf import DTYPES, Dtype, default_dtype
 from mlx_rq.jobs.openai.words import one_line
 
@@ -142,12 +143,15 @@ def load(
 
     import mlx_lm
 
-    try:
-        network, tokenizer, *_ = mlx_lm.load(
+    def read() -> Any:
+        return mlx_lm.load(
             str(path),
             tokenizer_config={"trust_remote_code": trust_remote_code},
             trust_remote_code=trust_remote_code,
         )
+
+    try:
+        network, tokenizer, *_ = once_more(MLXDevice(), read, f"loading {model}")
         # The graph is never evaluated: its shape alone tells the true width of the logits.
         vocab_size = network(mx.zeros((1, 1), mx.int32)).shape[-1]
     except Exception as error:  # foreign files fail in as many ways as there are model classes

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from mlx_rq.engine.models.device import Fault, Memory, MLXDevice
 from mlx_rq.engine.models.load import LoadedModel
@@ -86,3 +87,27 @@ def watched(model: LoadedModel, device: ScriptedDevice) -> tuple[LoadedModel, Wa
     network: Any = WatchedNetwork(model.model, device, lambda rows, tokens, before: False)
     fields = {name: getattr(model, name) for name in model.__dataclass_fields__}
     return LoadedModel(**{**fields, "model": network}), network
+
+
+class FailingMLX:
+    """Counts how often MLX is waited for, and has some of these times fail, for one test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        self._failing: tuple[int, ...] = ()
+        for owner, names in ((mx, ("eval", "async_eval")), (mx.array, ("item", "tolist"))):
+            for name in names:
+                monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def fail_at(self, *times: int) -> None:
+        """Counts from 0 again, and fails then."""
+        self.times, self._failing = 0, times
+
+    def _counted(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self.times += 1
+            if self.times - 1 in self._failing:
+                raise RuntimeError(OUT_OF_MEMORY)
+            return own(*args)
+
+        return counted

@@ -1,13 +1,11 @@
 """Errors of the device that pass, wherever they come: all is answered as if there had been none."""
 
-from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from driving import Body, finish, greedy_text, task, texts
-from scripted_device import OUT_OF_MEMORY, ScriptedDevice
+from scripted_device import FailingMLX, ScriptedDevice
 from test_engine import completion
 from test_memory_errors import start
 from tiny import tiny_model
@@ -55,30 +53,6 @@ def test_a_prompt_that_is_too_long_to_be_scored_is_refused() -> None:
     assert finish(engine, 1)["0"]["error"]["code"] == "context_length_exceeded"
 
 
-class Failing:
-    """Counts how often MLX is waited for, and has one of these times fail."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.times, self.failing = count(), -1
-        for owner, names in ((mx, ("eval", "async_eval")), (mx.array, ("item", "tolist"))):
-            for name in names:
-                monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
-
-    def _counted(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any) -> Any:
-            if next(self.times) == self.failing:
-                raise RuntimeError(OUT_OF_MEMORY)
-            return own(*args)
-
-        return counted
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
-    with monkeypatch.context() as patches:
-        yield Failing(patches)
-
-
 PREFIX = [*range(60)]
 MANY: list[Body] = [
     *({"prompt": [*PREFIX, i, 7], "max_tokens": 4, "temperature": 0} for i in range(3)),
@@ -91,25 +65,26 @@ ONE: list[Body] = [{"prompt": PREFIX, "max_tokens": 20, "temperature": 0, "ignor
 
 @pytest.mark.parametrize("bodies", [MANY, ONE], ids=["prefix, scores, rows", "drafts"])
 def test_an_error_wherever_mlx_is_waited_for_changes_no_answer(
-    failing: Failing, bodies: list[Body]
+    monkeypatch: pytest.MonkeyPatch, bodies: list[Body]
 ) -> None:
+    mlx = FailingMLX(monkeypatch)
     draft = tiny_model("llama", seed=1) if bodies is ONE else None
 
     def answers(place: int) -> list[Any]:
-        failing.failing = -1
+        mlx.fail_at(-1)
         options = EngineOptions(batch_size=4, share_from=1)
         device = ScriptedDevice()
         engine = MLXEngine(MODEL, options, draft=draft, device=device, clock=count().__next__)
         if (drafting := engine._running.drafting) is not None:
             drafting._rate.drafts = True
-        failing.times, failing.failing = count(), place
+        mlx.fail_at(place)
         assert engine.add([task(str(i), body) for i, body in enumerate(bodies)]) == []
         results = finish(engine, len(bodies))
         engine.close()
         return [[one["text"] for one in results[str(i)]["choices"]] for i in range(len(bodies))]
 
     undisturbed = answers(-1)
-    places = next(failing.times)
+    places = mlx.times
     assert places > 50
     for place in range(0, places, 6):
         assert answers(place) == undisturbed, place
