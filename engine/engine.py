@@ -29,7 +29,7 @@ from mlx_rq.engine.output.response import WRITERS, response_of
 from mlx_rq.engine.recovery import Recovery
 from mlx_rq.engine.scheduling.drafting import Drafting
 from mlx_rq.engine.scheduling.integrity import check
-from mlx_rq.engine.scheduling.pace import Pace
+from mlx_rq.engine.scheduling.pace import LEAST, Pace
 from mlx_rq.engine.scheduling.pressure import Pressure
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
@@ -79,6 +79,8 @@ class MLXEngine:
             )
         self._step_size = StepSize(options.batch_size, options.chunk)
         self._pace = Pace()
+        self._has_scored = False
+        """Whether the step before scored a prompt."""
         self._clock = clock
         self._output_formats = OutputFormats(model, close_json=options.close_json)
         self._token_bytes = TokenBytes(model.tokenizer)
@@ -195,11 +197,12 @@ class MLXEngine:
         if not self._running and not self.waiting:
             self._pressure.rest()
             return []
-        ended = self._score_prompt()
+        tokens = self._pace.tokens(self._step_size, decoding=self._running.decoding > 0)
+        ended, scored = self._score_prompt(tokens)
         if not self._running and self.waiting == len(self._sequences.compiling) > 0:
             self._output_formats.wait()
         try:
-            finished = self._compute()
+            finished = self._compute(scored=scored)
         except Exception as error:
             return ended + self._recovery.recover(error)
         complete = [entry for one in finished for entry in self._sequences.finish(one)]
@@ -295,28 +298,35 @@ class MLXEngine:
                 self._sequences.compiled(sequence)
         return refused
 
-    def _score_prompt(self) -> list[Outcome]:
-        """Scores a chunk of a prompt whose own logprobs are asked for."""
-        prompts = self._sequences.prompt_logprobs
+    def _score_prompt(self, tokens: int) -> tuple[list[Outcome], bool]:
+        """Scores a chunk of a prompt whose own logprobs are asked for; says whether it did."""
+        prompts, running = self._sequences.prompt_logprobs, self._running
         sequence = prompts.head
         if sequence is None or self._one_thing_at_a_time:
-            return []
+            return [], False
+        if running.decoding and (self._has_scored or not running.takes_sequences):
+            self._has_scored = False
+            return [], False  # who decodes waits for one piece of a prompt in a step, not for two
         try:
-            scored = prompts.advance()
-            self._totals.prefilled_tokens += scored
-            self._totals.positions_computed += scored
-            if scored:
-                self._step_size.worked(has_room=False)
+            scored = prompts.advance(tokens)
         except Exception as error:
             if self._device.fault_of(error) is not None or isinstance(error, NotFinite):
-                return self._recovery.recover(error, sequence)
+                return self._recovery.recover(error, sequence), False
             logger.error("the engine raised at a prompt's logprobs", exc_info=error)
             self.cancel(sequence.task_id)
-            return [failure(sequence.task_id, error)]
-        return self._answers(self._sequences.complete(sequence.task_id))
+            return [failure(sequence.task_id, error)], False
+        self._totals.prefilled_tokens += scored
+        self._totals.positions_computed += scored
+        self._has_scored = scored > 0
+        if scored:
+            self._step_size.worked(has_room=False)
+        return self._answers(self._sequences.complete(sequence.task_id)), self._has_scored
 
-    def _compute(self) -> list[TokenSequence]:
-        """Does a step's work on the batch; gives the sequences that ended by it."""
+    def _compute(self, *, scored: bool) -> list[TokenSequence]:
+        """Does a step's work on the batch; gives the sequences that ended by it.
+
+        Where a prompt was `scored`, no other is begun beside those that decode.
+        """
         size, running = self._step_size, self._running
         started, prefilled = self._clock(), running.prefilled
         self._pressure.relieve()
@@ -324,7 +334,8 @@ class MLXEngine:
         self._sequences.make_room()
         decoding = running.decoding > 0
         tokens = self._pace.tokens(size, decoding=decoding)
-        self._schedule(tokens)
+        if not (scored and decoding):
+            self._schedule(tokens)
         tokens -= running.prefilled - prefilled
         finished = running.decode(tokens, alone=self._nobody_joins)
         self.on_progress()
@@ -359,12 +370,14 @@ class MLXEngine:
         if batch is None or self._one_thing_at_a_time:
             return
         prefix, prefixes = None, running.prefix_cache
-        goal = prefixes.prefilled_tokens + tokens
+        left = tokens
         for key in batch.prefixes:  # before places are free, so that admission need not wait for it
-            prefix = prefixes.build(key, max(1, goal - prefixes.prefilled_tokens))
+            before = prefixes.prefilled_tokens
+            prefix = prefixes.build(key, left)
             self.on_progress()
-            if prefix is None:
-                return  # not whole yet
+            left -= prefixes.prefilled_tokens - before
+            if prefix is None or left < min(tokens, LEAST):
+                return  # not whole yet, or for so few tokens another pass is not worth its time
         rows = self._step_size.rows
         free = rows - len(running)
         enough = min(len(batch.sequences), max(1, rows // _ADMIT_SHARE))

@@ -116,12 +116,12 @@ class PromptScore:
         self.scores[1:] = []
         self._caches = None
 
-    def advance(self) -> int:
-        """Scores some more tokens; returns how many."""
+    def advance(self, tokens: int = _CHUNK) -> int:
+        """Scores up to so many more tokens, and no more than a chunk; returns how many."""
         if self._caches is None:
             self._caches = make_prompt_cache(self.model)
         begin = len(self.scores) - 1
-        targets = self.tokens[begin + 1 : begin + 1 + _CHUNK]
+        targets = self.tokens[begin + 1 : begin + 1 + min(tokens, _CHUNK)]
         inputs = self.tokens[begin : begin + len(targets)]
         logits = self.model(mx.array([inputs]), cache=self._caches)[0]
         refuse_not_finite(logits)

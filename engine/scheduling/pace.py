@@ -10,7 +10,7 @@ from mlx_rq.engine.scheduling.step_size import StepSize
 _DECODE_STEPS = 2.0
 """Beside sequences that decode, prefill may take as long as so many steps of theirs."""
 
-_LEAST = 32
+LEAST = 32
 """Prompt tokens that are prefilled at least, however slow that is."""
 
 _LONGEST_SECONDS = 10.0
@@ -30,20 +30,20 @@ class Pace:
     def tokens(self, step_size: StepSize, *, decoding: bool) -> int:
         """Says how many prompt tokens, over all sequences, the next step is to prefill at most."""
         if self._token is None or (decoding and self._decode is None):
-            return min(step_size.chunk, _LEAST) if decoding else step_size.chunk
+            return min(step_size.chunk, LEAST) if decoding else step_size.chunk
         longest = _LONGEST_SECONDS
         if decoding and self._decode is not None:
             longest = min(longest, _DECODE_STEPS * self._decode)
         most = step_size.chunk if decoding else step_size.chunk_alone
         affordable = int(longest / self._token) if self._token > 0 else most
-        return min(most, max(_LEAST, affordable))
+        return min(most, max(LEAST, affordable))
 
     def took(self, seconds: float, *, prefilled: int, decoded: bool) -> None:
         """Learns from a step; one that did both tells of prefill, once that of decode is known.
 
         A few prompt tokens tell nothing: they take as long as the launch of a pass.
         """
-        if 0 < prefilled < _LEAST:
+        if 0 < prefilled < LEAST:
             return
         if not prefilled:
             if decoded:

@@ -35,12 +35,12 @@ class PromptLogprobs:
         gone = set(sequences)
         self._sequences = deque(sequence for sequence in self._sequences if sequence not in gone)
 
-    def advance(self) -> int:
-        """Scores a chunk of the head's prompt; returns how many tokens that was."""
+    def advance(self, tokens: int) -> int:
+        """Scores up to so many tokens of the head's prompt; returns how many that was."""
         sequence = self._sequences[0]
         score = sequence.score
         with adapter_rows([sequence.sampler.adapter]):
-            scored = 0 if score is None or score.done else score.advance()
+            scored = 0 if score is None or score.done else score.advance(tokens)
         if score is None or score.done:
             self._sequences.popleft()
         return scored

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from driving import finish, greedy_text, task, texts
+from driving import Body, finish, greedy_text, task, texts
 from scripted_device import ScriptedDevice, watched
 from test_engine import completion
 from tiny import tiny_model
@@ -89,6 +89,8 @@ def test_sequences_go_on_decoding_beside_long_prompts(share_from: int) -> None:
     # Eight of unlike beginnings, prefilled together, and two that share a prefix.
     long = [completion([i, *range(100)], max_tokens=3) for i in range(20, 28)]
     long += [completion([*range(250), *range(50), i], max_tokens=3) for i in range(2)]
+    scored: Body = {"echo": True, "logprobs": 1}
+    long += [completion([*range(200), i], max_tokens=3, **scored) for i in range(2)]
     engine.add([task(f"long{i}", body) for i, body in enumerate(long)])
     results: dict[str, Any] = {}
     decoded, at = engine.totals.decode_steps, [now]
@@ -105,7 +107,8 @@ def test_sequences_go_on_decoding_beside_long_prompts(share_from: int) -> None:
     assert max(gaps) <= 4 * min(step, median(gaps))
     for name, bodies in (("short", short), ("long", long)):
         for index, body in enumerate(bodies):
-            assert texts(results[f"{name}{index}"]) == [greedy_text(model, body)]
+            said = model.tokenizer.decode(body["prompt"]) if "echo" in body else ""
+            assert texts(results[f"{name}{index}"]) == [said + greedy_text(model, body)]
 
 
 def test_progress_is_told_after_each_pass_of_a_long_prompt() -> None:
