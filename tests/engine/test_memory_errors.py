@@ -19,7 +19,7 @@ from mlx_rq.engine.models.device import NotFinite
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.sampling import logprobs
-from mlx_rq.engine.scheduling import generator
+from mlx_rq.engine.scheduling import decode_batch
 
 Fails = Callable[[int, int, int], bool]
 JOBS = [completion([i, i + 1, i % 7], max_tokens=24) for i in range(64)]
@@ -180,7 +180,7 @@ def test_errors_at_any_pass_change_no_answer_however_it_is_chosen(
         engine, network, _ = start(model, lambda *now, at=failing: now[2] == at, bodies)
         if late:  # the next tokens are chosen by then, and constraints have taken in the last ones
             fails, network.fails = network.fails, lambda *_: False
-            monkeypatch.setattr(generator, "measure", _failing_once(fails, network))
+            monkeypatch.setattr(decode_batch, "measure", _failing_once(fails, network))
         disturbed = answers(engine, len(bodies))
         assert [one["choices"] for one in disturbed] == [one["choices"] for one in undisturbed]
 
