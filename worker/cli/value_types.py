@@ -35,17 +35,23 @@ class WholeNumber(click.IntRange):
 
 
 class ByteCount(Number):
-    """A number of bytes, with a unit if wanted: 500MB, 8GB."""
+    """A number of bytes, of at least so many, with a unit if wanted: 500MB, 8GB."""
 
     name = "bytes"
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
 
     def convert(self, value: Any, param: Any, context: Any) -> int:
         if isinstance(value, int):
             return value
         try:
-            return parse_bytes(str(value))
+            number = parse_bytes(str(value))
         except ValueError as error:
             self.fail(str(error), param, context)
+        if number < self._least:
+            self.fail(f"'{value}' is {number:,} bytes: say a unit, as in 12GB", param, context)
+        return number
 
 
 class Duration(Seconds):

@@ -108,7 +108,7 @@ def _generate(
     """Loads the model, where there is only one, and works."""
     from mlx_rq.engine.engine import MLXEngine
     from mlx_rq.engine.models.calibrate import best_batch_size, known_share_from, share_from
-    from mlx_rq.engine.models.device import MLXDevice, tried
+    from mlx_rq.engine.models.device import MLXDevice, tried, weight_bytes
     from mlx_rq.engine.models.draft import check_draft
     from mlx_rq.engine.models.load import ModelError, load
     from mlx_rq.engine.options import EngineOptions
@@ -137,6 +137,12 @@ def _generate(
             draft = load(asked.draft, trust_remote_code=trust_remote_code)
             check_draft(loaded, draft)
             beside = [draft.model]
+        weights = sum(map(weight_bytes, (loaded.model, *beside)))
+        if memory is not None and weights >= memory:
+            raise ModelError(
+                f"model {asked.model}: its weights take {weights / 1e9:,.2f} GB, and --memory is "
+                f"{memory / 1e9:,.2f} GB. Allow more, or choose a smaller one."
+            )
         device.wire(wired_limit if isinstance(wired_limit, int) else None, loaded.model, *beside)
         rows, kv_bytes = asked.batch or batch, asked.kv_budget or kv_budget
         shares_from = known_share_from(loaded, folder) or usual.share_from

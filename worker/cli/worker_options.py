@@ -59,6 +59,9 @@ class _ModelName(NumberOrWord):
         return str(value)
 
 
+_LEAST_MEMORY = 2**20
+"""Fewer bytes are a number whose unit was forgotten."""
+
 _worker_options = (
     option(
         "--model",
@@ -114,7 +117,7 @@ _worker_options = (
     ),
     option(
         "--kv-budget",
-        type=ByteCount(),
+        type=ByteCount(least=_LEAST_MEMORY),
         default=None,
         metavar="BYTES",
         help="Memory for KV, as in 8GB.",
@@ -129,7 +132,7 @@ _worker_options = (
     ),
     option(
         "--memory",
-        type=ByteCount(),
+        type=ByteCount(least=_LEAST_MEMORY),
         default=None,
         metavar="BYTES",
         help="Memory for all that MLX holds, weights included, as in 48GB.",
