@@ -6,6 +6,7 @@ MLX 0.32 a device that runs out of memory, or that the system interrupts, raises
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -24,8 +25,12 @@ _WIRED_SHARE = 0.75
 """By default, less is wired than the system recommends: kernels panicked (mlx#3186)."""
 
 _OF_MEMORY = ("insufficient memory", "outofmemory", "out of memory", "resource limit", "malloc")
-_OF_TIME = ("timeout", "impacting interactivity", "impactinginteractivity")
-_OF_DEVICE = ("[metal", "[cuda", "kiogpucommandbuffer")
+_OF_TIME = ("timeout", "timed out", "impacting interactivity", "impactinginteractivity")
+_OF_DEVICE = re.compile(
+    r"\[metal|\[cuda|\[malloc|kiogpucommandbuffer"
+    # MLX's own words for CUDA's errors: what was called, and what came of it.
+    r"|\b(cuda|cublas|cudnn|culaunch|cugraph|cumem)\w*(\(.*\))? failed: "
+)
 
 T = TypeVar("T")
 
@@ -154,7 +159,7 @@ class MLXDevice:
         if not isinstance(error, RuntimeError):
             return None
         text = str(error).lower()
-        if not any(mark in text for mark in (*_OF_DEVICE, "[malloc")):
+        if not _OF_DEVICE.search(text):
             return None
         if any(mark in text for mark in _OF_MEMORY):
             return Fault.MEMORY
