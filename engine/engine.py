@@ -372,6 +372,8 @@ class MLXEngine:
         prefix, prefixes = None, running.prefix_cache
         left = tokens
         for key in batch.prefixes:  # before places are free, so that admission need not wait for it
+            if not running.may_build(key, self._scheduler.next_use):
+                return  # those that run will make room
             before = prefixes.prefilled_tokens
             prefix = prefixes.build(key, left)
             self.on_progress()

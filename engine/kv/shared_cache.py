@@ -170,8 +170,17 @@ class BatchSharedKVCache(RaggedKVCache):
             raise TypeError(
                 f"cannot extend a batch that shares prefixes by a {type(other).__name__}"
             )
+        if self.levels or other.levels:
+            for batch in (self, other):  # what is allocated ahead is counted by blocks from now on
+                batch._cut(BLOCK - 1)
         super().extend(other)
         self._stand_on([*self.chains, *other.chains])
+
+    def _cut(self, ahead: int) -> None:
+        """Keeps so many slots at most behind the last token."""
+        if self.keys is not None and self.values is not None:
+            kept = slice(self._idx + ahead)
+            self.keys, self.values = self.keys[..., kept, :], self.values[..., kept, :]
 
     def extract(self, idx: int) -> SharedKVCache:
         """Gives one row, on the same chain."""

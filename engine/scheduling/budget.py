@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.layers import apart, can_share
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix, NextUse, PrefixCache, no_use
@@ -168,6 +168,25 @@ class KVBudget:
                 break
             count += 1
         return count
+
+    def may_build(
+        self,
+        tokens: int,
+        running: Collection[TokenSequence],
+        prefix_cache: PrefixCache,
+        next_use: NextUse,
+    ) -> bool:
+        """Says whether there is memory for a prefix of so many tokens beside those that run.
+
+        Prefixes that no sequence refers to or waits for are evicted for it.
+        """
+        if not running:
+            return True
+        sizes = [(self._reserved(sequence), sequence.shared_tokens) for sequence in running]
+        own = self.cost.bytes(1, tokens + KVCache.step - 1)
+        room = int(self.share * self.nbytes) - self._needed(sizes) - own
+        in_use = referred_to(running)
+        return prefix_cache.evict(room, next_use=next_use, keep_needed=True, in_use=in_use)
 
     def _reserved(self, sequence: TokenSequence) -> int:
         return len(sequence.tokens) + min(sequence.remaining, self._reserve)

@@ -22,7 +22,7 @@ from mlx_rq.engine.kv.prefix_cache import (
     PrefixCache,
     no_use,
 )
-from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES
+from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key
 from mlx_rq.engine.kv.sharing import Sharing
 from mlx_rq.engine.kv.trial import ASSUMED, Batching, Verdict
 from mlx_rq.engine.models.device import Device, settle, tried
@@ -173,6 +173,13 @@ class RunningBatch:
             shared = prefix  # slower than copies, but more sequences at once
             room = self.memory.fitting(running, sequences, self.prefix_cache, next_use, shared)
         return room, shared
+
+    def may_build(self, key: Key, next_use: NextUse) -> bool:
+        """Says whether a prefix is held, or there is memory to compute it beside those that run."""
+        if self.prefix_cache.holds(key):
+            return True
+        tokens, running = len(key) // TOKEN_BYTES, self._sequences.values()
+        return self.memory.may_build(tokens, running, self.prefix_cache, next_use)
 
     def held_for(
         self, sequences: Sequence[TokenSequence]

@@ -38,9 +38,12 @@ def test_a_batch_never_holds_more_than_was_counted(family: str, share_from: int)
     model = tiny_model(family)
     _, engine = run(model, [], batch_size=4, share_from=share_from)
     bodies = [completion([*range(40), i, *range(5 * i)], max_tokens=30) for i in range(6)]
+    engine.add([task("first", completion([7, 7], max_tokens=40, ignore_eos=True))])
+    for _ in range(10):  # it has slots ahead by now, more than beside sequences on a prefix
+        engine.step()
     engine.add([task(str(i), body) for i, body in enumerate(bodies)])
     running, ended, most = engine._running, 0, 0.0
-    while ended < len(bodies):
+    while ended < 1 + len(bodies):
         ended += len(engine.step())
         sizes = [(len(one.tokens) + 1, one.shared_tokens) for one in running]
         if sizes and not running._generator.prefilling:
@@ -78,3 +81,22 @@ def test_slots_ahead_are_counted_in_every_layer() -> None:
     assert budget._needed([(100, 0)]) == 3 * 32 * (100 + AHEAD)
     shared = 2 * 32 * (100 + AHEAD) + 32 * (40 + AHEAD_SHARING)
     assert budget._needed([(100, 60), (90, 60)]) == 2 * shared
+
+
+def test_a_prefix_is_computed_once_there_is_room_for_it_beside_those_that_run() -> None:
+    """What is held stays within the bytes, those of the prefix in work counted in."""
+    model = tiny_model("llama")
+    token = measure_kv(model.model).per_token
+    _, engine = run(model, [], batch_size=16, chunk=512, reserve=64, kv_bytes=2100 * token)
+    bodies = [completion([i] * 40, max_tokens=200, ignore_eos=True) for i in range(8)]
+    bodies += [completion([*range(250)] * 4 + [i], max_tokens=5) for i in range(4)]
+    engine.add([task(str(i), body) for i, body in enumerate(bodies)])
+    running, ended, most = engine._running, 0, 0
+    while ended < len(bodies):
+        ended += len(engine.step())
+        built = running.prefix_cache._building
+        in_work = 0 if built is None else sum(cache.nbytes for cache in built.caches)
+        most = max(most, running.kv_in_use()[0] + in_work)
+
+    assert 0.5 * 2100 * token < most <= 2100 * token
+    assert engine.totals.prefixes_held == 1

@@ -41,7 +41,9 @@ def test_a_unit_that_was_forgotten_is_asked_for(worker: Any, option: str) -> Non
     result = worker(option, "12")
 
     assert result.exit_code == 2
-    assert f"Invalid value for '{option}': '12' is 12 bytes: say a unit, as in 12GB" in result.output
+    assert (
+        f"Invalid value for '{option}': '12' is 12 bytes: say a unit, as in 12GB" in result.output
+    )
 
 
 def test_less_memory_than_the_weights_take_is_refused(
