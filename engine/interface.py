@@ -102,6 +102,10 @@ class IntegrityError(Exception):
     """What is known of jobs and sequences contradicts itself; the message says where."""
 
 
+class DeviceExhausted(RuntimeError):
+    """The device has no memory, or no time, for anything at all now: that is no task's doing."""
+
+
 class Engine(Protocol):
     """Turns tasks into outcomes, many at a time. Used from one thread only."""
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
-from mlx_rq.engine.interface import Outcome, Task
+from mlx_rq.engine.interface import DeviceExhausted, Outcome, Task
 from mlx_rq.engine.models.device import Device, Fault, NotFinite
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequences import SequenceTable
@@ -107,8 +107,10 @@ class Recovery:
                 "%s: steps of at most %d sequences, %d prompt tokens", what, size.rows, size.chunk
             )
             return []
-        if fault is Fault.OTHER or not has_worked:
-            raise error  # it may be another program's doing: the worker starts afresh
+        if fault is Fault.OTHER:
+            raise error
+        if not has_worked:  # it may be another program's doing: the worker starts afresh
+            raise DeviceExhausted(str(error))
         if len(suspects) > 1:  # who stand on a prefix that does not fit
             return self._restarted(tasks)
         if not self._is_hopeless(tasks, len(suspects[0].tokens)):

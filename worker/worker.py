@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
 
+from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
@@ -171,8 +172,8 @@ class MLXWorker(RQRegistration):
                 self._progress()  # before the first turn too: from now on a silence is a stall
                 self._turn()
             crashed = False
-        except NameTaken:
-            crashed = False
+        except (NameTaken, DeviceExhausted):
+            crashed = False  # no job is to blame
             raise
         finally:
             self._sign_off("in_flight" if crashed else "no")

@@ -15,6 +15,7 @@ from test_engine import completion
 from tiny import tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.engine.models.device import NotFinite
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.options import EngineOptions
@@ -277,8 +278,9 @@ def test_a_device_on_which_nothing_works_fails_no_job(said: str) -> None:
         raise RuntimeError(said)
 
     network.fails = fails
-    with pytest.raises(RuntimeError, match=re.escape(said)):
+    with pytest.raises(RuntimeError, match=re.escape(said)) as caught:
         finish(engine, 1)
+    assert isinstance(caught.value, DeviceExhausted) == (said is OUT_OF_MEMORY)
     assert engine.task_ids == {str(i) for i in range(20)}
     assert len(engine.in_flight) == 1
 

@@ -28,6 +28,7 @@ from rq.suspension import resume, suspend
 from rq.worker import BaseWorker
 
 from mlx_rq import Job, JobFailed, as_completed, submit, submit_many
+from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import live_workers, workers_for
@@ -304,6 +305,20 @@ class TestEnds:
         assert BaseWorker.all_keys(connection) == []
         start_worker()
         assert [job.result(PATIENCE)["object"] for job in jobs] == ["chat.completion"] * 2
+
+    def test_a_device_on_which_nothing_works_is_no_attempt_of_any_job(
+        self, redis_url: str, start_worker: StartWorker
+    ) -> None:
+        job = submit(messages=HI, max_attempts=1)
+        for _ in range(2):
+            worker = start_worker(FakeEngine(hold=True))
+            worker.engine.wait_for_tasks(1)
+            worker.engine.fail_next_step(DeviceExhausted("[METAL] Insufficient Memory"))
+            with pytest.raises(DeviceExhausted):
+                worker.join()
+            assert job.status() == "queued"
+        start_worker()
+        assert job.result(PATIENCE)["object"] == "chat.completion"
 
 
 def rq_fields(connection: Redis, job: Job) -> dict[str, bytes]:

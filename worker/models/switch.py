@@ -83,6 +83,7 @@ class EngineSwitch:
             if self._engine is None or self.loaded is None or self.loaded.base_id != base.id:
                 self.unload()
                 self._engine, self.loaded = self._ready(base.load()), base
+                self.together[base.id] = (base.id,)  # should mixing raise
                 self.together[base.id] = self._mixed_with(base)
             if wanted.id in self.together[base.id]:
                 wanted = base

@@ -596,3 +596,18 @@ def test_jobs_of_another_model_wake_an_idle_worker(
     until_idle(connection)
     assert submit(**BODY, model="b").result(PATIENCE)["model"] == "b"
     assert worker.stop() == 2
+
+
+def test_a_model_stays_where_mixing_adapters_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf = AdaptedShelf("xy")
+    with monkeypatch.context() as patches:
+        patches.setattr(FakeEngine, "mix", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shelf.switch.load("a")
+
+    shelf.switch.load("a")
+
+    assert shelf.switch.loaded is shelf.switch.models["a"]
+    assert shelf.loaded == ["a"]
