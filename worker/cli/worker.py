@@ -107,6 +107,7 @@ def _generate(
 ) -> None:
     """Loads the model, where there is only one, and works."""
     from mlx_rq.engine.engine import MLXEngine
+    from mlx_rq.engine.interface import DeviceExhausted
     from mlx_rq.engine.models.calibrate import best_batch_size, known_share_from, share_from
     from mlx_rq.engine.models.device import MLXDevice, tried, weight_bytes
     from mlx_rq.engine.models.draft import check_draft
@@ -207,6 +208,8 @@ def _generate(
         except NameTaken as error:
             click.echo(f"Error: {error}: choose another --name", err=True)
             raise SystemExit(NAME_TAKEN) from None
+        except DeviceExhausted as error:
+            raise click.ClickException(f"nothing can be computed now: {error}") from None
 
 
 COMMANDS = (worker,)

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 from fakes import FakeEngine
 from tiny import tiny_model
 
+from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.engine.models.device import weight_bytes
 from mlx_rq.worker.cli.main import main
 
@@ -23,7 +24,11 @@ def worker(redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> A
     class Worker:
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def run(self) -> None: ...
+        def run(self) -> None:
+            if raised:
+                raise raised.pop()
+
+    raised: list[Exception] = []
 
     def started(*options: str) -> Result:
         command = ["worker", "--unsupervised", "--model", "org/a", "--data-dir", str(tmp_path)]
@@ -33,6 +38,7 @@ def worker(redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> A
     monkeypatch.setattr("mlx_rq.engine.engine.MLXEngine", Engine)
     monkeypatch.setattr("mlx_rq.worker.worker.MLXWorker", Worker)
     monkeypatch.setattr("mlx_rq.engine.models.device.MLXDevice.limit", lambda self: None)
+    started.raised = raised  # type: ignore[attr-defined]
     return started
 
 
@@ -57,3 +63,12 @@ def test_less_memory_than_the_weights_take_is_refused(
 
     assert result.exit_code == 1
     assert "model org/a: its weights take 4.00 GB, and --memory is 2.00 GB." in result.output
+
+
+def test_a_device_that_is_exhausted_is_told_in_a_sentence(worker: Any) -> None:
+    worker.raised.append(DeviceExhausted("[METAL] Insufficient Memory"))
+
+    result = worker()
+
+    assert result.exit_code == 1  # the supervisor starts it again
+    assert result.output == "Error: nothing can be computed now: [METAL] Insufficient Memory\n"
