@@ -65,13 +65,15 @@ class Arrangement:
     """Rows in an order in which those that share parts stand together, at every level of nesting.
 
     `order` says which row comes where, `places` where a row is then (None: right where it is);
-    `latent`, whether the parts are those of a layer that keeps latents (`latents.py`).
+    `latent`, whether the parts are those of a layer that keeps latents (`latents.py`); `whole`, of
+    one to which its rows are given whole.
     """
 
     levels: tuple[Level, ...]
     order: mx.array | None = None
     places: mx.array | None = None
     latent: bool = False
+    whole: bool = False
 
 
 def arranged(chains: Sequence[Chain]) -> Arrangement:
@@ -86,11 +88,14 @@ def arranged(chains: Sequence[Chain]) -> Arrangement:
         even = _levels(paths, evened)
         if sum(level.stacked for level in even) > sum(level.stacked for level in levels):
             order, levels = evened, even
-    latent = any(part.latent for chain in chains for part in chain[:1])
+    latent, whole = (
+        any(getattr(part, kind) for chain in chains for part in chain[:1])
+        for kind in ("latent", "whole")
+    )
     if order == list(range(len(paths))):
-        return Arrangement(levels, latent=latent)
+        return Arrangement(levels, latent=latent, whole=whole)
     places = tuple(map(order.index, range(len(paths))))
-    return Arrangement(levels, indices(tuple(order)), indices(places), latent)
+    return Arrangement(levels, indices(tuple(order)), indices(places), latent, whole)
 
 
 def _evened(order: Sequence[int], ranks: Sequence[object]) -> list[int]:

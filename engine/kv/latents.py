@@ -28,6 +28,12 @@ def fetched(chains: Sequence[Chain], own: Fetched, queries: int) -> Fetched:
     latents, rotated = own
     if queries == 1:
         return latents, _unit(rotated.shape[-1], rotated.dtype)
+    return whole_rows(chains, own)
+
+
+def whole_rows(chains: Sequence[Chain], own: Fetched) -> Fetched:
+    """Gives copies of whole rows, prefix and suffix, `own` being the suffixes."""
+    latents, rotated = own
     distinct = list(dict.fromkeys(chains))
     which = indices(tuple(map(distinct.index, chains)))
     longest = max(map(depth, distinct))
@@ -55,7 +61,7 @@ def _stacked(chains: Sequence[Sequence[mx.array]], longest: int, like: mx.array)
     rows = []
     for parts in chains:
         short = longest - sum(part.shape[2] for part in parts)
-        zeros = mx.zeros((1, 1, short, like.shape[-1]), like.dtype)
+        zeros = mx.zeros((1, like.shape[1], short, like.shape[-1]), like.dtype)
         rows.append(mx.concatenate([zeros, *parts], axis=2))
     return mx.concatenate(rows)
 
@@ -65,10 +71,12 @@ def mask(chains: Sequence[Chain], own: mx.array) -> mx.array | None:
 
     None for one query, whose scores are those by the unit matrix.
     """
-    queries = own.shape[-2]
-    if queries == 1:
-        return None
-    longest = max(map(depth, chains))
+    return None if own.shape[-2] == 1 else whole_mask(chains, own)
+
+
+def whole_mask(chains: Sequence[Chain], own: mx.array) -> mx.array:
+    """Gives the mask over whole rows."""
+    queries, longest = own.shape[-2], max(map(depth, chains))
     short = mx.array([longest - depth(chain) for chain in chains])[:, None, None, None]
     below = mx.broadcast_to(mx.arange(longest) >= short, (len(chains), 1, queries, longest))
     return mx.concatenate([below, mx.broadcast_to(own, (len(chains), *own.shape[1:]))], axis=-1)

@@ -24,6 +24,16 @@ def apart(caches: Iterable[Any]) -> Caches:
     return found
 
 
+def of_several(caches: Iterable[Any]) -> Caches:
+    """Gives the caches of tokens of which a layer has several.
+
+    One may be an index that picks the tokens of the other (DeepSeek V3.2): out of whole rows. A
+    trial is too short to see that.
+    """
+    lists = [_of_tokens(cache) for cache in caches if _is_taken_apart(cache)]
+    return [one for some in lists if len(some) > 1 for one in some]
+
+
 def each(caches: Iterable[Any], change: Callable[[Any], Any]) -> Caches:
     """Gives layers, in the place of each cache, what it is changed to."""
     return [
@@ -33,12 +43,12 @@ def each(caches: Iterable[Any], change: Callable[[Any], Any]) -> Caches:
 
 
 def _is_taken_apart(cache: Any) -> bool:
-    """Tells whether it is a list in which one cache keeps tokens, the others states of one size.
-
-    Where two keep tokens, one may be an index that picks those of the other (DeepSeek V3.2): out of
-    whole rows. A trial is too short to see that.
-    """
+    """Tells whether it is a list of caches that keep all tokens, and states of one size."""
     if not isinstance(cache, CacheList):
         return False
-    of_tokens = [one for one in cache.caches if not isinstance(one, ArraysCache)]
-    return len(of_tokens) == 1 and isinstance(of_tokens[0], KVCache | SharedKVCache)
+    of_tokens = _of_tokens(cache)
+    return bool(of_tokens) and all(isinstance(one, KVCache | SharedKVCache) for one in of_tokens)
+
+
+def _of_tokens(caches: CacheList) -> Caches:
+    return [one for one in caches.caches if not isinstance(one, ArraysCache)]

@@ -20,6 +20,8 @@ class KVSegment:
 
     latent: ClassVar[bool] = False
     """Whether it is of a layer that keeps latents (`latents.py`)."""
+    whole: ClassVar[bool] = False
+    """Whether rows that stand on it are always fetched whole."""
 
     def __init__(self, keys: mx.array, values: mx.array) -> None:
         self.tokens = keys.shape[2]
@@ -68,6 +70,16 @@ class KVSegment:
     def weighted(self, weights: mx.array, heads: slice) -> mx.array:
         """Sums the values of some heads by weights (KV heads, any, tokens)."""
         return weights @ self.summed[0, heads]
+
+
+class WholeSegment(KVSegment):
+    """What one of several caches of a layer holds of a run of tokens, frozen.
+
+    The layer looks into its rows in a way of its own.
+    """
+
+    __slots__ = ()
+    whole = True
 
 
 class LatentSegment(KVSegment):

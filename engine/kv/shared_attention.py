@@ -71,7 +71,7 @@ def _is_whole(cache: Any, queries: int) -> bool:
     """Tells whether a layer is given its rows from their first token on."""
     if not isinstance(cache, SharedKVCache | BatchSharedKVCache) or not cache.arrangement.levels:
         return True
-    return cache.arrangement.latent and queries > 1
+    return cache.arrangement.whole or (cache.arrangement.latent and queries > 1)
 
 
 def _to_latents(

@@ -61,7 +61,9 @@ class SharedKVCache(_BaseCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffix; gives all of the suffix."""
         own = self.suffix.update_and_fetch(keys, values)
-        if self.arrangement.latent:
+        if self.arrangement.whole:
+            own = latents.whole_rows([self.chain], own)
+        elif self.arrangement.latent:
             own = latents.fetched([self.chain], own, keys.shape[2])
         return _fetched(self, *own)
 
@@ -145,7 +147,9 @@ class BatchSharedKVCache(RaggedKVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffixes; gives all of them."""
         own = super().update_and_fetch(keys, values)
-        if self.arrangement.latent:
+        if self.arrangement.whole:
+            own = latents.whole_rows(self.chains, own)
+        elif self.arrangement.latent:
             own = latents.fetched(self.chains, own, keys.shape[2])
         return _fetched(self, *own)
 
@@ -153,6 +157,8 @@ class BatchSharedKVCache(RaggedKVCache):
         """Gives the mask over the suffixes; raises ValueError for a window."""
         _refuse_window(kwargs.get("window_size"))
         mask = super().make_mask(N, return_array=return_array)
+        if mask is not None and self.arrangement.whole:
+            return latents.whole_mask(self.chains, mask)
         if mask is None or not self.arrangement.latent:
             return mask
         return latents.mask(self.chains, mask)

@@ -18,13 +18,14 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.arrangement import Chain, depth
-from mlx_rq.engine.kv.layers import Caches, apart, can_share, each
+from mlx_rq.engine.kv.layers import Caches, apart, can_share, each, of_several
 from mlx_rq.engine.kv.numerics import probe_tokens
 from mlx_rq.engine.kv.segment import (
     KVSegment,
     LatentSegment,
     QuantizedLatentSegment,
     QuantizedSegment,
+    WholeSegment,
     group,
 )
 from mlx_rq.engine.kv.shared_attention import Installation
@@ -61,7 +62,7 @@ def frozen(
     become a part of their own, in so many `bits` where they can be quantised. The bytes are those
     that came with this prefix.
     """
-    parts_below = iter(apart(below or ()))
+    parts_below, several = iter(apart(below or ())), of_several(built)
 
     def froze(cache: Any) -> Any:
         beneath = next(parts_below, None)
@@ -69,7 +70,8 @@ def frozen(
             mx.eval(cache.state)
             return cache
         chain = () if beneath is None else beneath.chain
-        part = _part(cache, start=depth(chain), bits=bits)
+        whole = any(cache is one for one in several)
+        part = _part(cache, start=depth(chain), bits=bits, whole=whole)
         mx.eval(part.arrays)
         return SharedKVCache((*chain, part))
 
@@ -84,8 +86,10 @@ def own_bytes(prefix: Caches) -> int:
     return sum((*shared, *(int(cache.nbytes) for cache in caches)))
 
 
-def _part(cache: KVCache, start: int, bits: int | None) -> KVSegment:
+def _part(cache: KVCache, *, start: int, bits: int | None, whole: bool) -> KVSegment:
     keys, values = (array[:, :, start:] for array in cache.keys_and_values())
+    if whole:
+        return WholeSegment(keys, values)
     latent = LatentSegment.fits(keys, values)
     if bits and group(keys.shape[-1]) and (latent or group(values.shape[-1])):
         return (QuantizedLatentSegment if latent else QuantizedSegment)(keys, values, bits)
@@ -167,7 +171,8 @@ class Sharing:
     """Sharing of prefixes for one model: installed at once, tried, and taken out if it fails.
 
     `on` says whether prefixes are held once; `why`, in a few words, the reason either way;
-    `ragged`, whether sequences may take in unequal numbers of tokens in a step. `bits` are what a
+    `ragged`, whether sequences may take in unequal numbers of tokens in a step; `slow`, whether
+    steps take longer than on copies, because each copies rows for every layer. `bits` are what a
     prefix's numbers are to take.
     """
 
@@ -181,7 +186,7 @@ class Sharing:
     ) -> None:
         """`verdict` is how the model may be batched; `off`, a reason not to try."""
         self.on, self.why, self.bits = False, off, bits
-        self.ragged = False
+        self.ragged = self.slow = False
         self._quantized = "" if bits is None else f"; not in {bits} bits"
         if off:
             return
@@ -189,6 +194,7 @@ class Sharing:
         try:
             on, self.why = _tried(model, verdict, self._installation)
             self.ragged = on and _takes_ragged_steps(model, verdict)
+            self.slow = on and bool(of_several(make_prompt_cache(model)))
             if on and bits is not None:
                 part, drift = quantized(model, bits)
                 self._quantized = (
@@ -214,7 +220,7 @@ class Sharing:
 def _tried(model: Module, verdict: Verdict, installation: Installation) -> tuple[bool, str]:
     """Compares sequences on a shared prefix with others on copies; says whether and why not."""
     caches = make_prompt_cache(model)
-    sharing = sum(map(can_share, apart(caches)))
+    sharing = sum(any(map(can_share, apart([cache]))) for cache in caches)
     if not sharing:
         return False, "no layer keeps plain keys and values of all tokens"
     if not installation.modules:

@@ -36,6 +36,9 @@ from mlx_rq.engine.scheduling.sequential import SequentialGenerator
 
 logger = logging.getLogger("mlx_rq.engine")
 
+_NEVER = 2**62
+"""Tokens: more than any step could spare."""
+
 
 class RunningBatch:
     """Sequences in the order in which they came in. What they compute is added to `totals`."""
@@ -78,6 +81,8 @@ class RunningBatch:
         if options.kv_bits is not None:
             logger.warning("prefixes are %s", self.sharing)
         share_from = options.share_from if self.sharing.on else None
+        if self.sharing.slow:
+            share_from = _NEVER  # but where there is no memory for copies
         self.prefix_cache = PrefixCache(
             model, chunk=options.chunk, share_from=share_from, bits=options.kv_bits, clock=clock
         )

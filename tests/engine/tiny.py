@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import CacheList, KVCache
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -202,10 +202,10 @@ def model_folder(folder: Path, family: str = "llama", seed: int = 0, **config: A
 
 
 class Nested:
-    """A model of two layers, the first of which keeps two caches: what they hold is not shared."""
+    """A model of two layers. The first has caches of two kinds: what they hold is not shared."""
 
     def make_cache(self) -> list[Any]:
-        return [CacheList(KVCache(), KVCache()), KVCache()]
+        return [CacheList(KVCache(), RotatingKVCache(4096)), KVCache()]
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
         for leaf in (*cache[0].caches, cache[1]):

@@ -373,7 +373,7 @@ def test_sequences_with_windows_reserve_what_they_hold_themselves() -> None:
     assert cost.bytes(2, 9) == 2 * 9 * cost.per_token
 
 
-def test_of_two_caches_in_a_layer_each_is_its_sequences_own() -> None:
+def test_of_two_kinds_of_caches_in_a_layer_each_is_its_sequences_own() -> None:
     cost = measure_kv(Nested())  # type: ignore[arg-type]
 
     assert (cost.per_token, cost.shareable) == (3 * 32, 32)
