@@ -378,8 +378,8 @@ class MLXEngine:
             prefix = prefixes.build(key, left)
             self.on_progress()
             left -= prefixes.prefilled_tokens - before
-            if prefix is None or left < min(tokens, LEAST):
-                return  # not whole yet, or for so few tokens another pass is not worth its time
+            if prefix is None or (running and left < min(tokens, LEAST)):
+                return  # not whole yet, or for so few tokens nobody is to wait for another pass
         rows = self._step_size.rows
         free = rows - len(running)
         enough = min(len(batch.sequences), max(1, rows // _ADMIT_SHARE))
