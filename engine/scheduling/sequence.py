@@ -118,10 +118,18 @@ class TokenSequence:
                 self.logprobs.append(logprobs)
             stopped = self.text.add(token)
             if stopped and self.constraint is not None:
-                self.constraint.cut_to(*self.text.before_stop())
+                self._cut(self.constraint)
             if stopped or (self.constraint is not None and self.constraint.done):
                 self.finish_reason = "stop"
         return self.finish_reason is not None
+
+    def _cut(self, constraint: Constraint) -> None:
+        """Has its constraint judge the text up to the stop; with it, where it is whole only so."""
+        without, through = (self.text.up_to_stop(with_it=with_it) for with_it in (False, True))
+        for cut in (without, through, without):
+            constraint.cut_to(*cut)
+            if constraint.complete:
+                break
 
     def answer_as(self, other: "TokenSequence") -> None:
         """Takes another sequence's answer for this sequence's: nothing was computed for it."""

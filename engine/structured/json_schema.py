@@ -6,6 +6,7 @@ it goes by time limits (`mlx_rq.engine.structured.bounded`), and nothing is ever
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -56,11 +57,16 @@ class Check:
         return None if error is None else _message(error)
 
 
-def shape_fault(shape: Shape, text: str, check: Check | None, complete: bool) -> str | None:
-    """Says why a finished text is not of a shape; None where it is."""
+def shape_fault(
+    shape: Shape, text: str, check: Check | None, complete: bool, stops: Sequence[str] = ()
+) -> str | None:
+    """Says why a finished text is not of a shape; None where it is.
+
+    A stop string may have been cut off it that belongs to a shape other than JSON.
+    """
     if not complete:
         return "it ended too early"
-    if shape.kind == "choice" and text not in shape.value:
+    if shape.kind == "choice" and not any(text + end in shape.value for end in ("", *stops)):
         return "it is none of the choices"
     if check is None:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
@@ -19,15 +19,11 @@ from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.structured.constraint import Constraint, GrammarFault, Masks
 from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.json_schema import Check, SchemaFault
+from mlx_rq.engine.structured.matchers import Matchers, begun, forced, matcher_of
 from mlx_rq.engine.structured.shortest_end import Closer
 from mlx_rq.engine.structured.unfolding import MOST_UNFOLDED, unfolded
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
-_LIMITS = LLParserLimits(
-    max_items_in_row=50_000,  # the default of 2,000 ends at 500 optional properties
-    max_lexer_states=50_000,  # at 1-2 kB each
-    verbose_errors=False,
-)
 _GAVE_UP = ("lexer error: ", "panic: ", "parser error: ")
 _TOO_MANY = (
     f"its alternatives multiply to more than {MOST_UNFOLDED:,} schemas ('anyOf' in 'allOf', "
@@ -78,17 +74,17 @@ class Guidance:
             except ValueError as error:
                 raise GrammarFault(index, _plain(str(error))) from None
         try:
-            matcher = None if grammar.lark is None else _matcher(tokenizer, grammar.lark)
-            shortest = () if matcher is None else closer.shortest_end(matcher)
+            matchers = None if grammar.lark is None else Matchers(tokenizer, grammar.lark)
+            shortest = () if matchers is None else closer.shortest_end(matchers.after())
         except ValueError as error:
             raise self._blame(grammar, error) from None
-        if matcher is None:
-            warnings = [w for p in grammar.parts for w in _warnings(_matcher(tokenizer, p.lark))]
+        if matchers is None:
+            warnings = [w for p in grammar.parts for w in _warnings(matcher_of(tokenizer, p.lark))]
         else:
-            warnings = _warnings(matcher)
+            warnings = _warnings(matchers.after())
         warnings += [what for part in grammar.parts for what in part.unenforced]
-        beginning = () if matcher is None else _forced(matcher)
-        return CompiledGrammar(self, closer, matcher, checks, warnings, shortest, beginning)
+        beginning = () if matchers is None else forced(matchers.after())
+        return CompiledGrammar(self, closer, matchers, checks, warnings, shortest, beginning)
 
     def set_up(self) -> tuple[LLTokenizer, Closer]:
         """Sets the tokenizer up the first time, which takes a second or more.
@@ -126,7 +122,7 @@ class Guidance:
                 tried.append(string)
         for string in tried[:_MOST_TRIED]:
             lark = LLMatcher.grammar_from_json_schema({"type": "string", **string})
-            matcher = LLMatcher(tokenizer, lark, log_level=0, limits=_LIMITS)
+            matcher = begun(tokenizer, lark)
             if not matcher.is_error():  # else the whole grammar says so, if it is enforced at all
                 closer.shortest_end(matcher)
 
@@ -137,7 +133,7 @@ class Guidance:
             if part.lark == grammar.lark:  # it is this part that was compiled
                 return GrammarFault(index, _plain(str(error)))
             try:
-                closer.shortest_end(_matcher(tokenizer, part.lark))
+                closer.shortest_end(matcher_of(tokenizer, part.lark))
             except ValueError as fault:
                 return GrammarFault(index, _plain(str(fault)))
         return GrammarFault(0, _plain(str(error)))
@@ -146,32 +142,6 @@ class Guidance:
         """Fills the masks of many matchers at once, on all cores and without the GIL."""
         if sequences:
             fill_next_token_bitmask_par(self._executor, sequences, masks)
-
-
-def _matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
-    """Compiles a grammar; raises ValueError. The first mask shows what no text can satisfy."""
-    matcher = LLMatcher(tokenizer, lark, log_level=0, limits=_LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    return matcher
-
-
-def _forced(matcher: LLMatcher) -> list[int]:
-    """Gives the tokens that have to come next, but for one that completes the text.
-
-    Where the engine knows of only one text that may follow, its masks allow only the first token of
-    that text, as it is spelled canonically: it names the very tokens that a masked walk takes.
-    """
-    tokens: list[int] = []
-    forced = matcher.compute_ff_tokens()
-    ahead = matcher.deep_copy() if forced else matcher
-    for token in forced:
-        if not ahead.consume_token(token) or ahead.is_stopped():
-            break
-        tokens.append(token)
-    return tokens
 
 
 def _warnings(matcher: LLMatcher) -> list[str]:
@@ -200,13 +170,13 @@ def _plain(message: str) -> str:
 
 
 class CompiledGrammar:
-    """A grammar ready for use. Its own matcher stays at the beginning; sequences take copies."""
+    """A grammar ready for use."""
 
     def __init__(
         self,
         guidance: Guidance,
         closer: Closer,
-        matcher: LLMatcher | None,
+        matchers: Matchers | None,
         checks: Sequence[Check | None],
         warnings: Sequence[str],
         shortest: Sequence[int] | None,
@@ -214,22 +184,21 @@ class CompiledGrammar:
     ) -> None:
         self._guidance = guidance
         self._closer = closer
-        self._matcher = matcher
+        self._matchers = matchers
         self.checks = checks
         self.warnings = warnings
         self.shortest = shortest
         self._beginning = beginning
 
     def start(self, budget: int, *, close: bool) -> Constraint | None:
-        if self._matcher is None:
+        if self._matchers is None:
             return None
         # What may end at once is no structure: free text, from which calls may follow.
         structured = self.shortest is None or len(self.shortest) > 0
         closer = self._closer if close and structured else None
         close_from = budget - len(self.shortest or ()) - 3 * _CLOSE_MARGIN
-        matcher = self._matcher.deep_copy()
         return GuidanceConstraint(
-            self._guidance, matcher, self._beginning, budget, closer, close_from
+            self._guidance, self._matchers, self._beginning, budget, closer, close_from
         )
 
 
@@ -239,17 +208,18 @@ class GuidanceConstraint:
     def __init__(
         self,
         guidance: Guidance,
-        matcher: LLMatcher,
+        matchers: Matchers,
         beginning: Sequence[int],
         budget: int,
         closer: Closer | None,
         close_from: int,
     ) -> None:
         self._guidance = guidance
-        self._matcher = matcher
+        self._matchers = matchers
+        self._matcher = matchers.after()
         self.beginning = beginning
         self._budget = budget
-        self.taken = 0
+        self._tokens: list[int] = []
         self._closer = closer
         self._close_from = close_from
         self._decided: deque[int] = deque()
@@ -262,13 +232,19 @@ class GuidanceConstraint:
         return self._guidance.vocabulary
 
     @property
+    def taken(self) -> int:
+        return len(self._tokens)
+
+    @property
     def done(self) -> bool:
         closed = self._shortest_end and not self._decided
         return closed or bool(self._matcher.is_stopped())
 
     @property
     def complete(self) -> bool:
-        return bool(self._matcher.is_accepting()) and self.fault is None
+        if self._matcher.is_accepting():
+            return self.fault is None
+        return self._goes_on() and bool(self._matcher.is_accepting())
 
     @property
     def fault(self) -> str | None:
@@ -286,8 +262,9 @@ class GuidanceConstraint:
         ]
 
     def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
-        self.taken += 1
+        if not self._matcher.consume_token(token) and self._matcher.is_error():
+            self._matcher = self._matchers.after([*self._tokens, token])
+        self._tokens.append(token)
         if self._run and self._run.popleft() != token:
             self._run.clear()
         if self._decided:
@@ -298,8 +275,15 @@ class GuidanceConstraint:
     def cut_to(self, tokens: Sequence[int], rest: str) -> None:
         self._decided.clear()
         self._run.clear()
-        self._matcher.reset()
-        self._matcher.consume_tokens([*tokens, *self._guidance.tokens_of(rest)])
+        self._tokens = [*tokens, *self._guidance.tokens_of(rest)]
+        self._matcher = self._matchers.after(self._tokens)
+
+    def _goes_on(self) -> bool:
+        """Says whether the engine can go on here, if need be with another matcher."""
+        self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._matcher = self._matchers.after(self._tokens)
+        return not self._matcher.is_error()
 
     def _steer_to_end(self, closer: Closer) -> None:
         """Decides all that is left once the way to the end takes about what the budget allows."""
@@ -314,12 +298,12 @@ class GuidanceConstraint:
 
     def ahead(self, most: int) -> Sequence[int]:
         if not self._decided and not self._run:
-            self._run.extend(_forced(self._matcher))
+            self._run.extend(forced(self._matcher))
         decided = len(self._decided) - 1 if self._decided else len(self._run)
         return list(islice(self._decided or self._run, 1, min(decided, most + 1)))
 
     def fill(self, others: Sequence[tuple[Constraint, int]], masks: Masks) -> None:
-        open_sequences = []
+        open_ones = []
         for constraint, index in others:
             assert isinstance(constraint, GuidanceConstraint)
             if constraint._decided:
@@ -327,5 +311,8 @@ class GuidanceConstraint:
                 token = constraint._decided[0]
                 masks[index, token >> 5] = np.uint32(1 << (token & 31)).view(np.int32)
             else:
-                open_sequences.append((constraint._matcher, index))
-        self._guidance.fill(open_sequences, masks)
+                open_ones.append((constraint, index))
+        self._guidance.fill([(one._matcher, index) for one, index in open_ones], masks)
+        failed = [(one, index) for one, index in open_ones if one._matcher.is_error()]
+        again = [(one._matcher, index) for one, index in failed if one._goes_on()]
+        self._guidance.fill(again, masks)

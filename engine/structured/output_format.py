@@ -232,7 +232,8 @@ class OutputFormat:
         elif shape is not None:
             text = reading.content or ""
             complete = constraint is not None and constraint.complete
-            if fault := shape_fault(shape, text, shape_check, complete):
+            stops = self.request.stops
+            if fault := shape_fault(shape, text, shape_check, complete, stops):
                 raise InvalidAnswer(f"The text does not fit {shape.what}: {fault}: {_short(text)}")
 
     def _validate_calls(self, calls: Sequence[ParsedCall], checks: Sequence[Check | None]) -> None:

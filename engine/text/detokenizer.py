@@ -58,6 +58,7 @@ class SequenceText:
         self._text = ""
         self._searched = 0  # characters of self._text that cannot begin a new stop
         self._stopped_at: int | None = None
+        self._stop_ends = 0  # place in self._text
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -93,9 +94,11 @@ class SequenceText:
             self._search(self._text)
         return self._text[: self._stopped_at]
 
-    def before_stop(self) -> tuple[Sequence[int], str]:
-        """Gives the tokens that end before the stop, and the text from there up to it."""
+    def up_to_stop(self, *, with_it: bool = False) -> tuple[Sequence[int], str]:
+        """Gives the tokens that end before the stop, or in it, and the text from there up to it."""
         text = self.finish()
+        if with_it:
+            text = self._text[: self._stop_ends]
         for count in range(len(self._tokens), 0, -1):
             before = self._decoded(self._tokens[:count])
             if text.startswith(before):
@@ -154,7 +157,7 @@ class SequenceText:
             if at >= 0:
                 found.append((at + len(stop), at))
         if found:
-            first_end = min(found)[0]
-            self._stopped_at = min(at for end, at in found if end == first_end)
+            self._stop_ends = min(found)[0]
+            self._stopped_at = min(at for end, at in found if end == self._stop_ends)
             self._text = text
         self._searched = len(self._text)

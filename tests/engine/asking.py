@@ -34,4 +34,4 @@ def answers(result: dict[str, Any]) -> Any:
 
 def masked_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has every token of an answer be chosen by itself, as if no grammar ever decided one."""
-    monkeypatch.setattr(llguidance_backend, "_forced", lambda matcher: [])
+    monkeypatch.setattr(llguidance_backend, "forced", lambda matcher: [])

@@ -511,12 +511,17 @@ def test_a_beginning_that_is_decided_is_prefilled_and_the_answer_is_the_same(
     [
         ({"guided_regex": "alphabet( soup)*"}, "be", "alpha", False),
         ({"guided_regex": "(été ){3}"}, "té ", "é", False),
-        ({"guided_grammar": 'start: "ab" /b*/'}, "b", "a", False),
+        ({"guided_grammar": 'start: "abc" /b*/'}, "b", "a", False),
+        ({"guided_grammar": 'start: "ab" /b*/'}, "b", "a", True),
+        ({"guided_regex": "abc\n"}, "\n", "abc", True),
+        ({"guided_regex": "(alphabet )+"}, "bet ", "alpha", True),
         ({"guided_choice": ["al", "alphabetic"]}, "ha", "alp", False),
         ({"guided_choice": ["al", "alphabetic"]}, "pha", "al", True),
+        ({"guided_choice": ["yes."]}, ".", "yes", True),
+        (structured({"const": {"a": "b"}}), "}", None, False),
     ],
 )
-def test_what_a_stop_string_leaves_of_an_answer_has_to_fit(
+def test_what_a_stop_string_leaves_of_an_answer_has_to_fit_without_it_or_with_it(
     shape: dict[str, Any], stop: str, left: str, fits: bool
 ) -> None:
     longest = {str(MODEL.tokenizer.eos_token_id): -100}
@@ -526,8 +531,10 @@ def test_what_a_stop_string_leaves_of_an_answer_has_to_fit(
 
     if fits:
         assert result["choices"][0]["message"]["content"] == left
-    else:
+    elif left is not None:
         assert result["error"]["message"].endswith(f"it ended too early: {left}")
+    else:
+        assert "it is not JSON" in result["error"]["message"]
 
 
 def test_who_has_a_decided_beginning_alone_has_not_begun() -> None:

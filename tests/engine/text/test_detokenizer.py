@@ -85,8 +85,12 @@ def test_what_is_before_a_stop_are_tokens_and_a_rest(
     while not stopped.add(tokens[len(stopped.tokens)]):
         pass
 
-    before, rest = stopped.before_stop()
+    before, rest = stopped.up_to_stop()
+    through, end = stopped.up_to_stop(with_it=True)
 
+    assert list(through) == tokens[: len(through)]
+    whole = tokenizer.decode(list(through), skip_special_tokens=True) + end
+    assert whole == stopped.finish() + decoded[begin:]
     assert list(before) == tokens[: len(before)]
     assert tokenizer.decode(list(before), skip_special_tokens=True) + rest == stopped.finish()
     longer = tokenizer.decode(tokens[: len(before) + 1], skip_special_tokens=True)
