@@ -1,8 +1,8 @@
 """Rewrites schemas into keywords that the constraint engine enforces, which mean the same.
 
 What cannot be said otherwise stays as it is, for the engine to refuse, or to pass over where the
-schema is not strict. A few things are left to the check at the end even where it is strict, and
-told: that only one of several alternatives fits, that many items differ.
+schema is not strict. Some things are left to the check at the end even where it is strict, and told:
+that only one of several alternatives fits, that many items differ, a `not` of what has no opposite.
 """
 
 import copy
@@ -16,14 +16,14 @@ from typing import Any
 from mlx_rq.engine.structured import formats
 from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
+from mlx_rq.engine.structured.lookarounds import plain_patterns
 from mlx_rq.engine.structured.negation import Document, disjoint, negated
 from mlx_rq.engine.structured.numbers import write_plainly
-from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled
+from mlx_rq.engine.structured.property_names import without_property_names
 from mlx_rq.engine.structured.references import at_most_steps, target
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-_ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
 _MOST_STEPS = 500_000
 """About a second; no schema that was seen in use took more than 30,000."""
@@ -81,17 +81,35 @@ class _Rewriting:
             if keyword in node:
                 step(self, node)
 
+    def _pattern(self, node: dict[str, Any]) -> None:
+        if not isinstance(node["pattern"], str):
+            return
+        (*others, node["pattern"]), whole = plain_patterns(node["pattern"])
+        for pattern in others:
+            _add(node, None, {"pattern": pattern})
+        if not whole:
+            self.notes.append("what a 'pattern' looks ahead or back to")
+
     def _not(self, node: dict[str, Any]) -> None:
-        _add(node, "not", negated(self._document, node["not"]))
+        other = negated(self._document, node["not"])
+        if other is None:
+            del node["not"]
+            self.notes.append("what a 'not' excludes")
+        else:
+            _add(node, "not", other)
 
     def _if(self, node: dict[str, Any]) -> None:
         condition = node["if"]
         otherwise = negated(self._document, condition)
-        if otherwise is None:
-            return
         then, other = node.pop("then", True), node.pop("else", True)
+        if (
+            otherwise is None
+        ):  # of what does not fit the condition, it is only known what it must be
+            otherwise = True
+            self.notes.append("what is to fit under a condition ('if')")
         branches = [_both(condition, then), _both(otherwise, other)]
-        _add(node, "if", {"anyOf": [branch for branch in branches if branch is not False]})
+        any_of = {"anyOf": [branch for branch in branches if branch is not False]}
+        _add(node, "if", True if True in branches else any_of)
 
     def _dependencies(self, node: dict[str, Any]) -> None:
         for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
@@ -192,48 +210,15 @@ class _Rewriting:
             self.notes.append(f"the format '{name}'")
 
     def _names(self, node: dict[str, Any]) -> None:
-        names = node["propertyNames"]
-        while isinstance(names, dict) and names.keys() == {"$ref"}:
-            names = target(self._root, names["$ref"])
-        pattern = _pattern_of(names)
-        rest = node.get("additionalProperties", True)
-        patterns = node.get("patternProperties", {})
-        if len(patterns) == 1 and patterns.keys() <= _ANY_NAME and not node.get("properties"):
-            (rest,), patterns = patterns.values(), {}
-        if pattern is None or patterns or (node.get("properties") and rest is not False):
-            return
-        named = node.get("properties", {})
-        try:
-            unfit = [name for name in named if not compiled(pattern).search(name, timeout=0.1)]
-        except (*NO_PATTERN, TimeoutError):
-            return
-        del node["propertyNames"]
-        named |= dict.fromkeys(unfit, False)
-        if rest is not False:
-            node["patternProperties"] = {pattern: rest}
-            node["additionalProperties"] = False
+        if not without_property_names(self._root, node):
+            self.notes.append("what the names of properties are ('propertyNames')")
 
-
-def _pattern_of(names: Any) -> str | None:
-    """Writes the pattern of the texts that a schema for names fits; None where it says more."""
-    if not isinstance(names, dict):
-        return "" if names is True else None
-    wanted = {
-        key: value for key, value in names.items() if key not in ("title", "description", "type")
-    }
-    if names.get("type", "string") != "string":
-        return None
-    if not wanted:
-        return ""
-    if wanted.keys() == {"pattern"}:
-        return str(wanted["pattern"])
-    if wanted.keys() == {"enum"} and all(
-        isinstance(name, str) and name.isalnum() for name in names["enum"]
-    ):
-        return f"^(?:{'|'.join(names['enum'])})$"
-    if wanted.keys() <= {"minLength", "maxLength"}:
-        return rf"^[\s\S]{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}}$"
-    return None
+    def _contains(self, node: dict[str, Any]) -> None:
+        del node["contains"]
+        least, most = node.pop("minContains", 1), node.pop("maxContains", None)
+        if least or most is not None:
+            node["minItems"] = max(node.get("minItems", 0), least)
+            self.notes.append("what an array contains ('contains')")
 
 
 def _repeated(values: list[Any]) -> bool:
@@ -254,12 +239,10 @@ def _both(one: Any, other: Any) -> Any:
 
 
 def _add(node: dict[str, Any], keyword: str | None, schema: Any) -> None:
-    """Puts a schema in the place of a keyword; None: it could not be written, the keyword stays.
+    """Puts a schema in the place of a keyword, where there is one.
 
     At the end, so that the keys of objects come in the order in which the schema lists them.
     """
-    if schema is None:
-        return
     if keyword is not None:
         del node[keyword]
     if schema is not True:
@@ -271,6 +254,7 @@ def _add(node: dict[str, Any], keyword: str | None, schema: Any) -> None:
 
 
 _STEPS: dict[str, Callable[[_Rewriting, dict[str, Any]], None]] = {
+    "pattern": _Rewriting._pattern,
     "not": _Rewriting._not,
     "if": _Rewriting._if,
     "dependencies": _Rewriting._dependencies,
@@ -280,4 +264,5 @@ _STEPS: dict[str, Callable[[_Rewriting, dict[str, Any]], None]] = {
     "uniqueItems": _Rewriting._unique,
     "format": _Rewriting._format,
     "propertyNames": _Rewriting._names,
+    "contains": _Rewriting._contains,
 }

@@ -14,6 +14,8 @@ _HEX = "%[0-9A-Fa-f]{2}"
 _PATH = rf"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/]|{_HEX})"
 _FIRST = rf"(?:[A-Za-z0-9\-._~!$&'()*+,;=@]|{_HEX})"
 _NAME = "[A-Za-z0-9_]+"
+_SCHEME = r"[A-Za-z][A-Za-z0-9+\-.]*"
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9\-.]*[A-Za-z0-9])?(?::[0-9]{1,5})?"
 
 PATTERNS = {
     "date": f"^{_DATE}$",
@@ -22,7 +24,10 @@ PATTERNS = {
     "json-pointer": "^(?:/(?:[^~/]|~[01])*)*$",
     "relative-json-pointer": "^(?:0|[1-9][0-9]{0,8})(?:#|(?:/(?:[^~/]|~[01])*)*)$",
     "uri-template": rf"^(?:[A-Za-z0-9\-._~:/?#@!$&()*+,;=]|\{{{_NAME}(?:,{_NAME})*\}})*$",
-    "uri-reference": rf"^(?:/?{_FIRST}+(?:/{_PATH}*)?)?(?:\?{_PATH}*)?(?:#{_PATH}*)?$",
+    "uri-reference": (
+        rf"^(?:{_SCHEME}:)?(?://{_HOST}(?:/{_PATH}*)?|(?:/?{_FIRST}+(?:/{_PATH}*)?)?)"
+        rf"(?:\?{_PATH}*)?(?:#{_PATH}*)?$"
+    ),
 }
 """By the name of a format, the pattern of its texts; of the looser ones, of some of them."""
 

@@ -68,7 +68,7 @@ class Guidance:
         for index, part in enumerate(grammar.parts):
             try:
                 checks.append(None if part.schema is None else Check(part.schema))
-                self._try_strings(part.schema)
+                self._try_strings(part.enforced)
             except SchemaFault as fault:
                 raise GrammarFault(index, str(fault)) from None
             except ValueError as error:

@@ -20,6 +20,8 @@ from mlx_rq.engine.structured.references import target
 _ITSELF = {"$dynamicRef": "#meta"}, {"$recursiveRef": "#"}
 """How the vocabularies of a metaschema mean it as a whole."""
 
+_UNIQUE = "uniqueItems"
+
 
 def is_valid(schema: Any, draft: type[Validator]) -> bool:
     """Says whether a schema is valid in a draft, its formats included."""
@@ -57,6 +59,9 @@ def _whole(metaschema: Any) -> Any:
         vocabulary = REGISTRY.contents(metaschema["$id"].removesuffix("schema") + part["$ref"])
         for key in ("properties", "$defs"):
             whole[key] = {**vocabulary.get(key, {}), **whole[key]}
+    # Old drafts forbid it, where newer ones do not: an enum that repeats itself says nothing else.
+    enum = {key: value for key, value in whole["properties"]["enum"].items() if key != _UNIQUE}
+    whole["properties"] = {**whole["properties"], "enum": enum}
     return _within(whole)
 
 

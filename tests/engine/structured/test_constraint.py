@@ -439,7 +439,7 @@ def test_every_keyword_that_is_not_enforced_is_warned_of() -> None:
     told = [w["message"] for w in result["warnings"] if w["code"] == "not_enforced"]
     assert len(told) == 2
     assert "telephone" in "".join(told)
-    assert '"not"' in "".join(told)
+    assert "'not'" in "".join(told)
 
 
 def test_completions_are_constrained_too() -> None:

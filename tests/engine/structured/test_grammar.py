@@ -217,16 +217,15 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
 }
 REFUSED: dict[str, tuple[Any, str]] = {
-    "not": ({"not": {"pattern": "a"}}, '"not"'),
-    "if": ({"type": "string", "if": {"pattern": "a"}, "then": {"maxLength": 4}}, '"if"'),
-    "contains": ({"type": "array", "contains": {"type": "integer"}}, '"contains"'),
-    "propertyNames": ({**OBJECT, "propertyNames": {"format": "date"}}, '"propertyNames"'),
     "unevaluatedProperties": (
         {**OBJECT, "unevaluatedProperties": False},
         '"unevaluatedProperties"',
     ),
     "unevaluatedItems": ({"type": "array", "unevaluatedItems": False}, '"unevaluatedItems"'),
-    "lookahead": ({"type": "string", "pattern": "a(?=b)"}, "look-around"),
+    "a lookahead in a pattern of names": (
+        {**OBJECT, "patternProperties": {"a(?=b)": {}}},
+        "look-around",
+    ),
     "false": ({**OBJECT, "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
     "no number between": ({"type": "integer", "minimum": 3, "maximum": 2}, "greater than"),
     "foreign $ref": ({"$ref": "https://example.com/schema.json"}, "example.com"),
@@ -289,6 +288,11 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {**OPEN, "if": A, "then": {"required": ["x"]}, "else": {"required": ["y"]}},
         [{"t": "a", "x": 1}, {"t": "b", "y": 1}, {"y": 1}],
         [{"t": "a", "y": 1}, {"t": "b", "x": 1}, {}],
+    ),
+    "lookaheads that begin a pattern": (
+        {"type": "string", "pattern": "^(?=.*[A-Z])(?=.*(1|2))[A-Z0-9]{3,}$"},
+        ["AB1", "2A0"],
+        ["ABC", "A1", "123", "A1-"],
     ),
     "then without if": ({"type": "integer", "then": {"minimum": 5}}, [1], ["a"]),
     "dependentRequired": (
@@ -413,25 +417,95 @@ def test_keyword_is_enforced_in_other_words(keyword: str) -> None:
         assert not grammar.warnings
 
 
-LEFT_TO_THE_CHECK: dict[str, tuple[Any, str]] = {
+# A schema, what is told; values that are written and valid, written and refused, never written.
+LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] = {
     "oneOf that overlaps": (
         {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "b$"}]},
         "oneOf",
+        ["a", "b"],
+        ["ab"],
+        ["c"],
     ),
-    "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems", [[1]], [[1, 1]], ["a"]),
     "uniqueItems of an enum that repeats itself": (
         {"type": "array", "items": {"enum": ["x", "x"]}, "uniqueItems": True},
         "uniqueItems",
+        [["x"]],
+        [["x", "x"]],
+        [["y"]],
     ),
-    "format": ({"type": "string", "format": "telephone"}, "telephone"),
+    "format": ({"type": "string", "format": "telephone"}, "telephone", ["x"], [], [1]),
+    "not": ({"type": "string", "not": {"pattern": "a"}}, "'not'", ["b"], ["a"], [1]),
+    "lookahead": ({"type": "string", "pattern": "^(?!0)[0-9]+$"}, "ahead", ["10"], ["01"], ["a"]),
+    "lookbehind": ({"type": "string", "pattern": "a(?<!b(a))c$"}, "ahead", ["ac"], ["bac"], ["b"]),
+    "lookahead in one of several": (
+        {"type": "string", "pattern": "^(?=a)(?=[^|]b)..$|^c$"},
+        "ahead",
+        ["ab", "c"],
+        ["bb"],
+        ["abc"],
+    ),
+    "word boundary": ({"type": "string", "pattern": r"\bfoo\b"}, "ahead", ["foo"], ["food"], ["fo"]),
+    "not in a branch": (
+        {"anyOf": [{"type": "string"}, {"type": "integer", "not": {"multipleOf": 2}}]},
+        "'not'",
+        ["a", 3],
+        [4],
+        [2.5],
+    ),
+    "if": (
+        {"type": "string", "if": {"pattern": "a"}, "then": {"maxLength": 2}},
+        "'if'",
+        ["aa", "bbb"],
+        ["aaa"],
+        [1],
+    ),
+    "if and else": (
+        {
+            "type": "string",
+            "if": {"pattern": "a"},
+            "then": {"maxLength": 2},
+            "else": {"const": "b"},
+        },
+        "'if'",
+        ["aa", "b"],
+        [],
+        ["aaa", "bb", 1],
+    ),
+    "contains": (
+        {"type": "array", "contains": {"type": "integer"}, "minContains": 2},
+        "'contains'",
+        [[1, 2], ["a", 1, 2]],
+        [[1, "a"]],
+        [[1], []],
+    ),
+    "propertyNames": (
+        {"type": "object", "propertyNames": {"format": "date"}},
+        "'propertyNames'",
+        [{"2026-11-29": 1}, {}],
+        [{"a": 1}],
+        [1],
+    ),
+    "propertyNames of a pattern and a length": (
+        {"type": "object", "propertyNames": {"pattern": "^[a-z]+$", "maxLength": 2}},
+        "'propertyNames'",
+        [{"ab": 1}, {}],
+        [{"abc": 1}],
+        [{"A": 1}],
+    ),
 }
 
 
 @pytest.mark.parametrize("keyword", LEFT_TO_THE_CHECK)
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_is_left_to_the_check_is_told(keyword: str, strict: bool) -> None:
-    schema, told = LEFT_TO_THE_CHECK[keyword]
+    schema, told, valid, refused, never = LEFT_TO_THE_CHECK[keyword]
     grammar = compiled(**json_schema(schema, strict))
+    (check,) = grammar.checks
+    assert check is not None
+    assert [v for v in valid if not fits(grammar, json.dumps(v)) or check.fault(v)] == []
+    assert [v for v in refused if not fits(grammar, json.dumps(v)) or not check.fault(v)] == []
+    assert [v for v in never if fits(grammar, json.dumps(v))] == []
     assert told in " ".join(grammar.warnings)
 
 
@@ -616,7 +690,7 @@ def test_a_grammar_to_which_no_short_end_is_found_is_none_the_worse() -> None:
 
 @pytest.mark.parametrize(
     "keyword",
-    ["not", "if", "contains", "propertyNames", "unevaluatedProperties"],
+    ["unevaluatedItems", "unevaluatedProperties"],
 )
 def test_what_is_not_strict_is_checked_at_the_end_and_warns(keyword: str) -> None:
     schema, reason = REFUSED[keyword]

@@ -1,0 +1,57 @@
+"""Writes what a schema says of the names of properties in keywords that the engine enforces."""
+
+from typing import Any
+
+from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled
+from mlx_rq.engine.structured.references import target
+from mlx_rq.jobs.openai.schemas import Schema
+
+_ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
+_LENGTHS = {"minLength", "maxLength"}
+
+
+def without_property_names(root: Schema, node: dict[str, Any]) -> bool:
+    """Takes `propertyNames` out of a schema; says whether other keywords now say all of it."""
+    names = node.pop("propertyNames")
+    while isinstance(names, dict) and names.keys() == {"$ref"}:
+        names = target(root, names["$ref"])
+    pattern, whole = _pattern_of(names)
+    rest = node.get("additionalProperties", True)
+    patterns = node.get("patternProperties", {})
+    if len(patterns) == 1 and patterns.keys() <= _ANY_NAME and not node.get("properties"):
+        (rest,), patterns = patterns.values(), {}
+    if pattern is None or patterns or (node.get("properties") and rest is not False):
+        return False
+    named = node.get("properties", {})
+    try:
+        unfit = [name for name in named if not compiled(pattern).search(name, timeout=0.1)]
+    except (*NO_PATTERN, TimeoutError):
+        return False
+    named |= dict.fromkeys(unfit, False)
+    if rest is not False:
+        node["patternProperties"] = {pattern: rest}
+        node["additionalProperties"] = False
+    return whole
+
+
+def _pattern_of(names: Any) -> tuple[str | None, bool]:
+    """Writes a pattern that all names fit, None where there is none; and whether only they fit."""
+    if not isinstance(names, dict):
+        return ("", True) if names is True else (None, False)
+    wanted = {
+        key: value for key, value in names.items() if key not in ("title", "description", "type")
+    }
+    if names.get("type", "string") != "string":
+        return None, False
+    if not wanted:
+        return "", True
+    if "pattern" in wanted:
+        return str(wanted["pattern"]), wanted.keys() == {"pattern"}
+    if wanted.keys() == {"enum"} and all(
+        isinstance(name, str) and name.isalnum() for name in names["enum"]
+    ):
+        return f"^(?:{'|'.join(names['enum'])})$", True
+    if wanted.keys() & _LENGTHS:
+        least, most = wanted.get("minLength", 0), wanted.get("maxLength", "")
+        return rf"^[\s\S]{{{least},{most}}}$", wanted.keys() <= _LENGTHS
+    return None, False
