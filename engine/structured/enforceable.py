@@ -1,8 +1,8 @@
 """Rewrites schemas into keywords that the constraint engine enforces, which mean the same.
 
 What cannot be said otherwise stays as it is, for the engine to refuse, or to pass over where the
-schema is not strict. Some things are left to the check at the end even where it is strict, and told:
-that only one of several alternatives fits, that many items differ, a `not` of what has no opposite.
+schema is not strict. Some things are left to the check at the end even where it is, and told: that
+only one of several alternatives fits, that many items differ, a `not` of what has no opposite.
 """
 
 import copy
@@ -13,7 +13,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from mlx_rq.engine.structured import formats
+from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
+
+from mlx_rq.engine.structured import bounded, formats
 from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.lookarounds import plain_patterns
@@ -67,6 +70,7 @@ class _Rewriting:
         self._document = Document(root)
         draft = root.get("$schema")
         self._old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
+        self._formats = bounded.formats(validator_for(root, default=Draft202012Validator)).checkers
         self.notes: list[str] = []
 
     def rewrite(self, node: dict[str, Any]) -> None:
@@ -207,7 +211,8 @@ class _Rewriting:
             node["format"] = name
         else:
             del node["format"]
-            self.notes.append(f"the format '{name}'")
+            unknown = "" if name in self._formats else ", which nothing checks"
+            self.notes.append(f"the format '{name}'{unknown}")
 
     def _names(self, node: dict[str, Any]) -> None:
         if not without_property_names(self._root, node):

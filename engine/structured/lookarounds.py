@@ -1,6 +1,6 @@
 """Writes patterns that look ahead or back as patterns that do not, which the engine demands.
 
-    ^(?=.*[A-Z])(?=.*[0-9]).{8,}$    is    ^(?:.*[A-Z]), ^(?:.*[0-9]) and ^.{8,}$
+^(?=.*[A-Z])(?=.*[0-9]).{8,}$    is    ^(?:.*[A-Z]), ^(?:.*[0-9]) and ^.{8,}$
 """
 
 import re
@@ -26,15 +26,17 @@ def plain_patterns(pattern: str) -> tuple[list[str], bool]:
 
 
 def _without_looking(pattern: str) -> str:
-    """Takes what looks ahead or back out of a pattern, which matches more then, and nothing less."""
-    kept, end = "", 0
+    """Takes what looks ahead or back out of a pattern, which matches no less then."""
+    kept, done = "", 0
     for part in _PART.finditer(pattern):
-        if part.start() >= end and part[0] in _LOOKING:
-            kept += pattern[end : part.start()] + "(?:)"
-            end = _end_of_group(pattern, part.start()) if part[0][0] == "(" else part.end()
-            if end is None:
-                return pattern
-    return kept + pattern[end:]
+        if part.start() < done or part[0] not in _LOOKING:
+            continue
+        end = _end_of_group(pattern, part.start()) if part[0][0] == "(" else part.end()
+        if end is None:
+            return pattern
+        kept += pattern[done : part.start()] + "(?:)"
+        done = end
+    return kept + pattern[done:]
 
 
 def _end_of_group(pattern: str, begin: int) -> int | None:

@@ -257,7 +257,7 @@ class OutputFormat:
         if compiled is None or not begun:
             return []
         warnings = [
-            _warning("not_enforced", f"Not enforced, only checked at the end: {warning}")
+            _warning("not_enforced", f"Not enforced, at most checked at the end: {warning}")
             for warning in compiled.warnings
         ]
         if constraint is None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mlx_rq.engine.structured import formats
 from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled
 from mlx_rq.engine.structured.references import target
 from mlx_rq.jobs.openai.schemas import Schema
@@ -47,6 +48,8 @@ def _pattern_of(names: Any) -> tuple[str | None, bool]:
         return "", True
     if "pattern" in wanted:
         return str(wanted["pattern"]), wanted.keys() == {"pattern"}
+    if wanted.keys() == {"format"} and wanted["format"] in formats.PATTERNS:
+        return formats.PATTERNS[wanted["format"]], True
     if wanted.keys() == {"enum"} and all(
         isinstance(name, str) and name.isalnum() for name in names["enum"]
     ):

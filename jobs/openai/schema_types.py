@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import DictSchema
 
 from mlx_rq.jobs.openai.errors import RequestError
 
@@ -17,6 +19,16 @@ whatever `pydantic.TypeAdapter` takes. (Python has no type for what is a type.)
 """
 
 _LONGEST_NAME = 64
+
+
+class _Generator(GenerateJsonSchema):
+    """Says of a dict whose keys are integers that they are; pydantic says nothing of them."""
+
+    def dict_schema(self, schema: DictSchema) -> JsonSchemaValue:
+        written = super().dict_schema(schema)
+        if schema.get("keys_schema", {}).get("type") == "int":
+            written.setdefault("propertyNames", {"pattern": "^(?:0|-?[1-9][0-9]{0,17})$"})
+        return written
 
 
 def response_format(schema: Schema, *, strict: bool = True) -> dict[str, Any]:
@@ -29,7 +41,7 @@ def response_format(schema: Schema, *, strict: bool = True) -> dict[str, Any]:
         name, json_schema = "answer", dict(schema)
     else:
         try:
-            json_schema = _adapter(schema).json_schema()
+            json_schema = _adapter(schema).json_schema(schema_generator=_Generator)
         except PydanticUserError as error:
             raise RequestError(
                 f"Invalid 'schema': expected a JSON schema or a type that pydantic can describe, "

@@ -294,6 +294,21 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         ["AB1", "2A0"],
         ["ABC", "A1", "123", "A1-"],
     ),
+    "names of a format": (
+        {"type": "object", "propertyNames": {"format": "date"}},
+        [{"2026-11-29": 1}, {}],
+        [{"2026-11-31": 1}],
+    ),
+    "base64": (
+        {"type": "string", "format": "base64"},
+        ["", "YQ==", "YWI=", "YWJj", "+/+/"],
+        ["YR==", "YWI", "a", "Y-Jj"],
+    ),
+    "uri-reference": (
+        {"type": "string", "format": "uri-reference"},
+        ["https://example.com:80/a?b#c", "//h/p", "mailto:a@b", "../a", "#a", "?a", ""],
+        ["a b", "a#b#c", "%zz"],
+    ),
     "then without if": ({"type": "integer", "then": {"minimum": 5}}, [1], ["a"]),
     "dependentRequired": (
         {**OBJECT, "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
@@ -434,7 +449,8 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         [["x", "x"]],
         [["y"]],
     ),
-    "format": ({"type": "string", "format": "telephone"}, "telephone", ["x"], [], [1]),
+    "format": ({"type": "string", "format": "telephone"}, "which nothing checks", ["x"], [], [1]),
+    "regex": ({"type": "string", "format": "regex"}, "the format 'regex'", ["x"], ["("], [1]),
     "not": ({"type": "string", "not": {"pattern": "a"}}, "'not'", ["b"], ["a"], [1]),
     "lookahead": ({"type": "string", "pattern": "^(?!0)[0-9]+$"}, "ahead", ["10"], ["01"], ["a"]),
     "lookbehind": ({"type": "string", "pattern": "a(?<!b(a))c$"}, "ahead", ["ac"], ["bac"], ["b"]),
@@ -445,7 +461,7 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         ["bb"],
         ["abc"],
     ),
-    "word boundary": ({"type": "string", "pattern": r"\bfoo\b"}, "ahead", ["foo"], ["food"], ["fo"]),
+    "word boundary": ({"type": "string", "pattern": r"\bin\b"}, "ahead", ["in"], ["ink"], ["i"]),
     "not in a branch": (
         {"anyOf": [{"type": "string"}, {"type": "integer", "not": {"multipleOf": 2}}]},
         "'not'",
@@ -480,9 +496,9 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         [[1], []],
     ),
     "propertyNames": (
-        {"type": "object", "propertyNames": {"format": "date"}},
+        {"type": "object", "propertyNames": {"format": "ipv4"}},
         "'propertyNames'",
-        [{"2026-11-29": 1}, {}],
+        [{"10.0.0.1": 1}, {}],
         [{"a": 1}],
         [1],
     ),

@@ -1,6 +1,7 @@
 """What may be given as `schema=`, what it is called, and what of it comes back."""
 
 import dataclasses
+import re
 from enum import Enum
 from typing import Any, Generic, Optional, TypeVar
 
@@ -51,6 +52,7 @@ TYPES: list[tuple[Any, str, str, Any]] = [
     (Point | int, "answer", "7", 7),
     (set[int], "set", "[1, 2]", {1, 2}),
     (dict[Colour, int], "dict", '{"red": 1}', {Colour.RED: 1}),
+    (dict[int, str], "dict", '{"-1": "a"}', {-1: "a"}),
     (bytes, "bytes", '"ab"', b"ab"),
     (Secret, "Secret", '{"word": "w"}', Secret(word=SecretStr("w"))),
     (type("N" * 100, (Größe,), {}), "N" * 64, '{"a": 1}', None),
@@ -66,6 +68,14 @@ def test_types_are_described_and_read(schema: Any, name: str, text: str, value: 
     validate("chat", {"messages": [{"role": "user", "content": "x"}], "response_format": written})
     read = read_value(text, schema)
     assert read == value or (value is None and isinstance(read, schema))
+
+
+def test_keys_that_are_integers_are_described_as_such() -> None:
+    schema = response_format(dict[int, list[dict[str, int]]])["json_schema"]["schema"]
+    pattern = schema["propertyNames"]["pattern"]
+    keys = ["0", "-5", "123", "1.0", "a", "", "01", "-0"]
+    assert [key for key in keys if re.search(pattern, key)] == ["0", "-5", "123"]
+    assert "propertyNames" not in schema["additionalProperties"]["items"]
 
 
 def test_not_strict_is_said() -> None:
