@@ -19,9 +19,8 @@ from mlx_rq.engine.structured.references import (
     circular,
     has_one_base,
     looked_at,
-    target,
 )
-from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.jobs.openai.schemas import Schema, subschemas, target
 
 _MERGED = "mlx-rq-merged-"
 """How definitions begin that are merged schemas."""

@@ -8,8 +8,8 @@ closed for itself, together they would allow nothing.
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_rq.engine.structured.references import IN_PLACE, has_one_base, parts_of, target
-from mlx_rq.jobs.openai.schemas import Schema
+from mlx_rq.engine.structured.references import IN_PLACE, has_one_base, parts_of
+from mlx_rq.jobs.openai.schemas import Schema, target
 
 _OPEN = "mlx-rq-open-"
 """How definitions begin that are copies of others, without their closing, to be merged."""

@@ -22,9 +22,14 @@ from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.lookarounds import plain_patterns
 from mlx_rq.engine.structured.negation import Document, disjoint, negated
 from mlx_rq.engine.structured.numbers import write_plainly
-from mlx_rq.engine.structured.property_names import without_property_names
-from mlx_rq.engine.structured.references import at_most_steps, target
-from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.engine.structured.places import gathered
+from mlx_rq.engine.structured.property_names import (
+    are_counts,
+    without_property_counts,
+    without_property_names,
+)
+from mlx_rq.engine.structured.references import at_most_steps
+from mlx_rq.jobs.openai.schemas import Schema, subschemas, target
 
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
@@ -53,6 +58,7 @@ def enforceable(schema: Schema, *, close: bool = False) -> tuple[dict[str, Any],
 def _rewritten(text: str, close: bool) -> tuple[dict[str, Any], list[str]]:
     root = json.loads(text)
     with at_most_steps(_MOST_STEPS):
+        root = gathered(root)
         root = closed(root) if close else root
         rewriting = _Rewriting(root)
         copied = copy.deepcopy(root)
@@ -155,8 +161,7 @@ class _Rewriting:
             for schema in excluded:
                 whole = _both(whole, schema)
             exclusive += [] if whole is False else [whole]
-        if exclusive:
-            _add(node, "oneOf", {"anyOf": copy.deepcopy(exclusive)})
+        _add(node, "oneOf", {"anyOf": copy.deepcopy(exclusive)} if exclusive else False)
 
     def _unique(self, node: dict[str, Any]) -> None:
         if node["uniqueItems"] is not True:
@@ -194,6 +199,13 @@ class _Rewriting:
         del node["uniqueItems"]
         self.notes.append("that the items of an array differ ('uniqueItems')")
 
+    def _counts(self, node: dict[str, Any]) -> None:
+        others = without_property_counts(node)
+        if others is None:
+            self.notes.append("how many properties an object has")
+        elif others:
+            _add(node, None, {"anyOf": others})
+
     def _format(self, node: dict[str, Any]) -> None:
         name = (
             formats.SAME.get(node["format"], node["format"])
@@ -219,8 +231,11 @@ class _Rewriting:
             self.notes.append("what the names of properties are ('propertyNames')")
 
     def _contains(self, node: dict[str, Any]) -> None:
-        del node["contains"]
-        least, most = node.pop("minContains", 1), node.pop("maxContains", None)
+        least, most = node.get("minContains", 1), node.get("maxContains")
+        if not are_counts(least, most or 0, node.get("minItems", 0)):
+            return
+        for key in ("contains", "minContains", "maxContains"):
+            node.pop(key, None)
         if least or most is not None:
             node["minItems"] = max(node.get("minItems", 0), least)
             self.notes.append("what an array contains ('contains')")
@@ -269,5 +284,7 @@ _STEPS: dict[str, Callable[[_Rewriting, dict[str, Any]], None]] = {
     "uniqueItems": _Rewriting._unique,
     "format": _Rewriting._format,
     "propertyNames": _Rewriting._names,
+    "minProperties": _Rewriting._counts,
+    "maxProperties": _Rewriting._counts,
     "contains": _Rewriting._contains,
 }

@@ -30,6 +30,7 @@ _TOO_MANY = (
     "conditions, dependencies); make it simpler."
 )
 _CIRCLE = "circular references with sibling keys"
+_NOT_AN_OPTION = " Enable 'coerce_one_of'"
 _QUOTED = re.compile(r"\d+ \|")
 """How a line of the grammar looks that the engine quotes in a message."""
 
@@ -166,6 +167,7 @@ def _plain(message: str) -> str:
         return f"it is too much for the constraint engine; count less in it ({text[:200]})."
     place, colon, rest = text.partition(": ")
     text = rest if colon and place.startswith("at ") else text
+    text = text.partition(_NOT_AN_OPTION)[0]
     return text.removesuffix("<non-verbose/>").strip()[:500].rstrip(".") + "."
 
 

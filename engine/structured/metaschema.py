@@ -15,7 +15,7 @@ from jsonschema.validators import extend
 from jsonschema_specifications import REGISTRY
 
 from mlx_rq.engine.structured.bounded import formats
-from mlx_rq.engine.structured.references import target
+from mlx_rq.jobs.openai.schemas import target
 
 _ITSELF = {"$dynamicRef": "#meta"}, {"$recursiveRef": "#"}
 """How the vocabularies of a metaschema mean it as a whole."""

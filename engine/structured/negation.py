@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from mlx_rq.engine.structured.references import circular, parts_of, target
-from mlx_rq.jobs.openai.schemas import Schema
+from mlx_rq.engine.structured.references import circular, parts_of
+from mlx_rq.jobs.openai.schemas import Schema, target
 
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _DEEPEST = 12

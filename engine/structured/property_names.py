@@ -1,11 +1,11 @@
-"""Writes what a schema says of the names of properties in keywords that the engine enforces."""
+"""Writes what a schema says of the names and the number of properties in what is enforced."""
 
 from typing import Any
 
 from mlx_rq.engine.structured import formats
+from mlx_rq.engine.structured.negation import MOST_BRANCHES
 from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled
-from mlx_rq.engine.structured.references import target
-from mlx_rq.jobs.openai.schemas import Schema
+from mlx_rq.jobs.openai.schemas import Schema, target
 
 _ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
 _LENGTHS = {"minLength", "maxLength"}
@@ -33,6 +33,33 @@ def without_property_names(root: Schema, node: dict[str, Any]) -> bool:
         node["patternProperties"] = {pattern: rest}
         node["additionalProperties"] = False
     return whole
+
+
+def without_property_counts(node: dict[str, Any]) -> list[Schema] | None:
+    """Takes `minProperties` and `maxProperties` out of a schema where not all are required.
+
+    Those the engine does not count. Returns alternatives that say the same, none where it need not
+    be said; or None where it cannot be.
+    """
+    named, listed = node.get("properties", {}), node.get("required", [])
+    least, most = node.get("minProperties", 0), node.get("maxProperties")
+    known = isinstance(named, dict) and isinstance(listed, list) and are_counts(least, most or 0)
+    if not known or named.keys() <= (required := set(listed)):
+        return []
+    for key in ("minProperties", "maxProperties"):
+        node.pop(key, None)
+    shut = node.get("additionalProperties") is False and not node.get("patternProperties")
+    if most is not None and not (shut and len(named.keys() | required) <= most):
+        return None
+    if least <= len(required):
+        return []
+    few = shut and least == 1 and len(named) <= MOST_BRANCHES
+    return [{"required": [name]} for name in named] if few else None
+
+
+def are_counts(*values: Any) -> bool:
+    """Says whether values are integers, as what is counted has to be."""
+    return all(isinstance(value, int) for value in values)
 
 
 def _pattern_of(names: Any) -> tuple[str | None, bool]:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from urllib.parse import unquote
 
-from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.jobs.openai.schemas import Schema, subschemas, target
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 """The keywords whose schemas apply to the same value as the schema that they stand in."""
@@ -38,27 +37,6 @@ def _step(left: list[int] | None) -> None:
         left[0] -= 1
         if left[0] < 0:
             raise TooManySteps
-
-
-def target(root: Schema, reference: Any) -> Any:
-    """Finds the schema that a reference leads to; None where it is none within the document."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    node: Any = root
-    pointer = unquote(reference[1:])
-    if not pointer:
-        return root
-    if not pointer.startswith("/"):
-        return None
-    for step in pointer[1:].split("/"):
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict) and step in node:
-            node = node[step]
-        elif isinstance(node, list) and step.isdecimal() and int(step) < len(node):
-            node = node[int(step)]
-        else:
-            return None
-    return node if isinstance(node, (dict, bool)) else None
 
 
 def has_one_base(root: Schema) -> bool:

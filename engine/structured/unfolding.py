@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlx_rq.engine.structured.negation import ANNOTATIONS
-from mlx_rq.engine.structured.references import target
-from mlx_rq.jobs.openai.schemas import Schema
+from mlx_rq.jobs.openai.schemas import Schema, target
 
 MOST_UNFOLDED = 400_000
 """Of what the engine can compile after all, the most that was seen in 5,000 real schemas. It takes

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_NESTING = 120
@@ -56,6 +57,41 @@ def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
                 todo += node[key].values()
 
 
+def target(root: Schema, reference: Any) -> Any:
+    """Finds the schema that a reference leads to; None where it is none within the document."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    node: Any = root
+    pointer = unquote(reference[1:])
+    if not pointer:
+        return root
+    if not pointer.startswith("/"):
+        return None
+    for step in pointer[1:].split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and step in node:
+            node = node[step]
+        elif isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+            node = node[int(step)]
+        else:
+            return None
+    return node if isinstance(node, (dict, bool)) else None
+
+
+def schemas_in(root: Any) -> Iterator[dict[str, Any]]:
+    """Yields a schema and every schema within it, and what references lead to in other places."""
+    todo: list[Any] = [root]
+    seen: set[int] = set()
+    while todo:
+        place = todo.pop()
+        for node in subschemas(place) if id(place) not in seen else ():
+            if id(node) not in seen:
+                seen.add(id(node))
+                yield node
+                if "$ref" in node:
+                    todo.append(target(root, node["$ref"]))
+
+
 def over_caps(schema: Any) -> str | None:
     """Says which cap a schema exceeds, as the end of an error message; None where it keeps all."""
     try:
@@ -83,7 +119,7 @@ def _over_counts(text: str) -> str | None:
         return _TOO_DEEP
     enums = properties = 0
     multiples: set[int] = set()
-    for node in subschemas(schema):
+    for node in schemas_in(schema):
         named = node.get("properties")
         if isinstance(named, dict):
             properties += len(named)
@@ -160,4 +196,4 @@ def _states(multiple: Any) -> int:
 
 
 def _merges(schema: Any) -> bool:
-    return any("allOf" in node or "$ref" in node for node in subschemas(schema))
+    return any("allOf" in node or "$ref" in node for node in schemas_in(schema))

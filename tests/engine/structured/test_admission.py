@@ -273,6 +273,17 @@ def test_multiples_are_capped_together() -> None:
     )
 
 
+@pytest.mark.parametrize("reference", ["#/x/y", "#/x/y/properties/a", "#/$defs/z"])
+def test_caps_reach_wherever_a_reference_leads(reference: str) -> None:
+    far = {"properties": {"a": {"multipleOf": 10_001}}, "multipleOf": 10_001}
+    schema = {"x": {"y": far, "z": {"$ref": "#/x/y"}}}
+    assert over_caps(schema) is None, "it says nothing of values"
+    definitions = {"z": {"$ref": "#/x/z"}} if "$defs" in reference else {}
+    assert over_caps({**schema, "$defs": definitions, "items": {"$ref": reference}}) == (
+        "'multipleOf' comes to 10,001; the limit is 10,000."
+    )
+
+
 def test_values_are_not_taken_for_schemas() -> None:
     schema = {"const": {"multipleOf": 10**9}, "default": {"enum": list(range(MAX_ENUM_VALUES + 1))}}
     assert list(subschemas(schema)) == [schema]

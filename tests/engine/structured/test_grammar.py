@@ -227,6 +227,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "look-around",
     ),
     "false": ({**OBJECT, "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
+    "oneOf of which never one fits": (
+        {"oneOf": [{"type": "string"}, {"type": "string"}]},
+        "nsatisfiable",
+    ),
     "no number between": ({"type": "integer", "minimum": 3, "maximum": 2}, "greater than"),
     "foreign $ref": ({"$ref": "https://example.com/schema.json"}, "example.com"),
     "missing $ref": ({"$ref": "#/$defs/missing"}, "/$defs/missing"),
@@ -264,6 +268,7 @@ def test_keyword_is_enforced(keyword: str) -> None:
 
 A, B = ({**OBJECT, "properties": {"t": {"const": name}}, "required": ["t"]} for name in "ab")
 OPEN = {**OBJECT, "additionalProperties": True}
+SHUT = {**OBJECT, "additionalProperties": False}
 # Keyword: a schema that is enforced in other words, what fits it, what does not.
 NODE = "#/$defs/node"
 
@@ -298,6 +303,34 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {"type": "object", "propertyNames": {"format": "date"}},
         [{"2026-11-29": 1}, {}],
         [{"2026-11-31": 1}],
+    ),
+    "minProperties of what may all be absent": (
+        {**SHUT, "properties": {"a": {}, "b": {}}, "minProperties": 1},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
+        [{}],
+    ),
+    "maxProperties that cannot be more": (
+        {**SHUT, "properties": {"a": {}, "b": {}}, "required": ["a"], "maxProperties": 2},
+        [{"a": 1}, {"a": 1, "b": 1}],
+        [{}],
+    ),
+    "a $ref to a place of its own": (
+        {
+            "$ref": "#/places/x",
+            "places": {"x": {"oneOf": [{"const": 1}, {"type": "array", "items": {"$ref": "#"}}]}},
+        },
+        [1, [1, []]],
+        [2, [2]],
+    ),
+    "a $ref to what is rewritten": (
+        {
+            "type": "object",
+            "if": {"required": ["a"]},
+            "then": {"properties": {"a": {"type": "integer"}}},
+            "properties": {"a": {}, "b": {"$ref": "#/then/properties/a"}},
+        },
+        [{"a": 1, "b": 1}],
+        [{"b": "x"}, {"a": "x"}],
     ),
     "base64": (
         {"type": "string", "format": "base64"},
@@ -500,6 +533,13 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         "'propertyNames'",
         [{"10.0.0.1": 1}, {}],
         [{"a": 1}],
+        [1],
+    ),
+    "maxProperties": (
+        {**OBJECT, "properties": {"a": {}, "b": {}}, "maxProperties": 1},
+        "how many properties",
+        [{"a": 1}, {}],
+        [{"a": 1, "b": 1}],
         [1],
     ),
     "propertyNames of a pattern and a length": (
