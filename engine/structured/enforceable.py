@@ -20,11 +20,12 @@ from mlx_rq.engine.structured import bounded, formats
 from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.lookarounds import plain_patterns
-from mlx_rq.engine.structured.negation import Document, disjoint, negated
+from mlx_rq.engine.structured.negation import Document, disjoint, negated, other_than
 from mlx_rq.engine.structured.numbers import write_plainly
 from mlx_rq.engine.structured.places import gathered
 from mlx_rq.engine.structured.property_names import (
     are_counts,
+    fits_all_names,
     without_property_counts,
     without_property_names,
 )
@@ -230,6 +231,19 @@ class _Rewriting:
         if not without_property_names(self._root, node):
             self.notes.append("what the names of properties are ('propertyNames')")
 
+    def _patterns(self, node: dict[str, Any]) -> None:
+        """Takes listed properties out of a pattern for all: merged in circles, nothing would go."""
+        named, patterns = node.get("properties"), node["patternProperties"]
+        if not named or not isinstance(patterns, dict) or not self._document.circles:
+            return
+        for pattern in filter(fits_all_names, list(patterns)):
+            others = other_than(list(named))
+            if others is not None and others not in patterns:
+                for_all = patterns.pop(pattern)
+                patterns[others] = for_all
+                if any(schema != for_all for schema in named.values()):
+                    self.notes.append("what listed properties have to be by a 'patternProperties'")
+
     def _contains(self, node: dict[str, Any]) -> None:
         least, most = node.get("minContains", 1), node.get("maxContains")
         if not are_counts(least, most or 0, node.get("minItems", 0)):
@@ -284,6 +298,7 @@ _STEPS: dict[str, Callable[[_Rewriting, dict[str, Any]], None]] = {
     "uniqueItems": _Rewriting._unique,
     "format": _Rewriting._format,
     "propertyNames": _Rewriting._names,
+    "patternProperties": _Rewriting._patterns,
     "minProperties": _Rewriting._counts,
     "maxProperties": _Rewriting._counts,
     "contains": _Rewriting._contains,

@@ -42,11 +42,16 @@ class Document:
         self._in_all += 1
         return deep <= _DEEPEST and self._steps < _MOST_STEPS and self._in_all < _MOST_IN_ALL
 
-    def comes_back(self, reference: Any) -> bool:
-        """Says whether what a reference leads to leads back to it: that is never written out."""
+    @property
+    def circles(self) -> set[str]:
+        """The references that lead back to themselves."""
         if self._circular is None:
             self._circular = circular(self.root)
-        return isinstance(reference, str) and reference in self._circular
+        return self._circular
+
+    def comes_back(self, reference: Any) -> bool:
+        """Says whether what a reference leads to leads back to it: that is never written out."""
+        return isinstance(reference, str) and reference in self.circles
 
 
 def negated(root: Document, schema: Any, deep: int = 0) -> Any:

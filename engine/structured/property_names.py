@@ -1,5 +1,6 @@
 """Writes what a schema says of the names and the number of properties in what is enforced."""
 
+import re
 from typing import Any
 
 from mlx_rq.engine.structured import formats
@@ -7,7 +8,8 @@ from mlx_rq.engine.structured.negation import MOST_BRANCHES
 from mlx_rq.engine.structured.patterns import NO_PATTERN, compiled
 from mlx_rq.jobs.openai.schemas import Schema, target
 
-_ANY_NAME = {"", ".*", "^.*$", "^.+$", ".+"}
+_ANY_NAME = {"^.*$", "^.+$", ".+"}
+_ENDS_OR_LOOKS = re.compile(r"\$|\\[bBzZ]|\(\?[=!<]")
 _LENGTHS = {"minLength", "maxLength"}
 
 
@@ -19,7 +21,7 @@ def without_property_names(root: Schema, node: dict[str, Any]) -> bool:
     pattern, whole = _pattern_of(names)
     rest = node.get("additionalProperties", True)
     patterns = node.get("patternProperties", {})
-    if len(patterns) == 1 and patterns.keys() <= _ANY_NAME and not node.get("properties"):
+    if len(patterns) == 1 and all(map(fits_all_names, patterns)) and not node.get("properties"):
         (rest,), patterns = patterns.values(), {}
     if pattern is None or patterns or (node.get("properties") and rest is not False):
         return False
@@ -60,6 +62,16 @@ def without_property_counts(node: dict[str, Any]) -> list[Schema] | None:
 def are_counts(*values: Any) -> bool:
     """Says whether values are integers, as what is counted has to be."""
     return all(isinstance(value, int) for value in values)
+
+
+def fits_all_names(pattern: str) -> bool:
+    """Says whether a pattern is sure to match all names: what it finds in none it finds in each."""
+    if _ENDS_OR_LOOKS.search(pattern):
+        return pattern in _ANY_NAME
+    try:
+        return pattern in _ANY_NAME or compiled(pattern).search("", timeout=0.1) is not None
+    except (*NO_PATTERN, TimeoutError):
+        return False
 
 
 def _pattern_of(names: Any) -> tuple[str | None, bool]:

@@ -332,6 +332,15 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1, "b": 1}],
         [{"b": "x"}, {"a": "x"}],
     ),
+    "a property for which there is a pattern too, in a circle": (
+        {
+            **SHUT,
+            "properties": {"a": {"anyOf": [{"$ref": "#"}]}},
+            "patternProperties": {"^[a-z]*": {"anyOf": [{"$ref": "#"}]}},
+        },
+        [{}, {"a": {}}, {"b": {"a": {}}}],
+        [{"a": 1}, {"b": 1}],
+    ),
     "base64": (
         {"type": "string", "format": "base64"},
         ["", "YQ==", "YWI=", "YWJj", "+/+/"],
@@ -534,6 +543,17 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         [{"10.0.0.1": 1}, {}],
         [{"a": 1}],
         [1],
+    ),
+    "patternProperties in a circle": (
+        {
+            **SHUT,
+            "properties": {"a": {"items": {"type": "object"}}},
+            "patternProperties": {"": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
+        },
+        "'patternProperties'",
+        [{"a": [{}]}, {"ab": [{"b": []}]}],
+        [{"a": [{}, {}]}],
+        [{"b": [{}, {}]}, {"a": [1]}],
     ),
     "maxProperties": (
         {**OBJECT, "properties": {"a": {}, "b": {}}, "maxProperties": 1},
