@@ -25,7 +25,7 @@ from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling import decode_batch
 from mlx_rq.engine.scheduling.budget import measure_kv
 from mlx_rq.engine.structured import llguidance_backend
-from mlx_rq.engine.structured.llguidance_backend import _forced
+from mlx_rq.engine.structured.matchers import forced as forced_tokens
 
 MODEL = speaking.model()
 ADDRESS = {
@@ -170,10 +170,10 @@ def test_a_long_run_is_found_once_however_many_steps_take_it_in(
     found = []
 
     def forced(matcher: LLMatcher) -> list[int]:
-        found.append(tokens := _forced(matcher))
+        found.append(tokens := forced_tokens(matcher))
         return tokens
 
-    monkeypatch.setattr(llguidance_backend, "_forced", forced)
+    monkeypatch.setattr(llguidance_backend, "forced", forced)
     pattern = f"[a-c]{'some long text that is decided; ' * 9}[0-9]"
     asked = [
         {"prompt": str(job), "max_tokens": 400, "temperature": 0, "guided_regex": pattern}
