@@ -64,7 +64,7 @@ def test_what_a_small_body_becomes_has_the_limit(
         assert answer.status_code == status, length
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.binary(max_size=50) | st.just(b"0" * 500), min_size=1, max_size=4),
     st.integers(1, 300),

@@ -341,7 +341,7 @@ MOVES = [*["step"] * 6, *["add"] * 3, "cancel", "preempt", "preempt", "raise", "
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     moves=st.lists(
         st.tuples(st.sampled_from(MOVES), st.integers(0, 2**16)), min_size=20, max_size=60

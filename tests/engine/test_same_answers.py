@@ -52,7 +52,7 @@ def test_every_family_answers_as_alone(family: str) -> None:
     assert totals.prefilled_tokens < 0.5 * totals.prompt_tokens
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     jobs=st.integers(1, 24),

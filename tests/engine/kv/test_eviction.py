@@ -52,7 +52,7 @@ def fewest_built(order: tuple[int, ...], room: int) -> int:
     return least(0, frozenset())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     order=st.lists(st.integers(0, 4), min_size=1, max_size=12).map(tuple), room=st.integers(1, 4)
 )

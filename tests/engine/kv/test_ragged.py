@@ -70,7 +70,7 @@ ACTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     suffixes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     share=st.booleans(),

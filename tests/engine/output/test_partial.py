@@ -46,7 +46,7 @@ def test_what_may_be_the_beginning_of_a_mark_is_held_back(
 
 
 @EACH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXTS, data=st.data())
 def test_a_text_that_stands_begins_the_finished_one(
     name: str, text: str, data: st.DataObject
@@ -92,7 +92,7 @@ PIECES = [
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("tools", [True, False])
 @pytest.mark.parametrize("thinking", [True, False])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=12))
 def test_what_stands_of_a_choice_begins_what_is_read_at_its_end(
     thinking: bool, tools: bool, is_open: bool, pieces: list[str]

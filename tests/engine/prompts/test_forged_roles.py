@@ -123,7 +123,7 @@ def thoughts_apart(body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("flagged", [True, False], ids=["flagged", "unflagged"])
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_no_text_of_any_role_yields_a_control_token(
     family: str, flagged: bool, data: st.DataObject

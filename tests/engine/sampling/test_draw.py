@@ -54,7 +54,7 @@ PARAMS = st.builds(
 RANDOMS = st.floats(0, 0.999, allow_subnormal=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 1000), rows=st.lists(st.tuples(PARAMS, RANDOMS), min_size=1, max_size=6))
 def test_draws_invert_the_distribution(seed: int, rows: list[tuple[SamplingParams, float]]) -> None:
     logits = some_logits(seed, len(rows))
@@ -70,7 +70,7 @@ def test_draws_invert_the_distribution(seed: int, rows: list[tuple[SamplingParam
         assert token == 0 or cumulated[token - 1] <= at + slack
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), at=RANDOMS, params=PARAMS)
 def test_draws_of_a_large_vocabulary_invert_the_distribution_nearly(
     seed: int, at: float, params: SamplingParams
@@ -96,7 +96,7 @@ def test_top_p_takes_few_operations() -> None:
     assert count(top_p=0.9) - count() <= 48
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     rows=st.lists(st.tuples(PARAMS, RANDOMS), min_size=2, max_size=6),
@@ -114,7 +114,7 @@ def test_a_row_draws_the_same_alone(
     assert together == alone
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1000), top_k=st.integers(2, 2100), at=st.sampled_from([0.0, 0.3, 0.9]))
 def test_top_k_of_a_large_vocabulary(seed: int, top_k: int, at: float) -> None:
     logits = some_logits(seed, 2, vocabulary=20_011)
@@ -129,7 +129,7 @@ def test_top_k_of_a_large_vocabulary(seed: int, top_k: int, at: float) -> None:
         assert kept(row, params)[token] > 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 1000), params=PARAMS, at=st.sampled_from([0.0, 0.5, 1 - 2**-22]))
 def test_what_is_filtered_out_is_never_drawn(seed: int, params: SamplingParams, at: float) -> None:
     assume(params.top_p == 1)

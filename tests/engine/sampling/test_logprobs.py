@@ -218,7 +218,7 @@ def test_a_part_of_a_character_is_shown_by_its_bytes() -> None:
     assert told["text_offset"] == [0] * len(tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=30))
 def test_tokens_spell_their_text_and_begin_where_it_says(text: str) -> None:
     tokenizer = speaking.tokenizer()

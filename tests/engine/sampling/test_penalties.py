@@ -45,7 +45,7 @@ def expected(
     return result
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.lists(st.tuples(st.none() | PARAMS, TOKENS, TOKENS), min_size=1, max_size=4),
     seed=st.integers(0, 100),

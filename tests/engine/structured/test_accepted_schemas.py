@@ -109,7 +109,7 @@ def random_text(compiled: Any, dice: random.Random) -> str | None:
     return MODEL.tokenizer.decode(tokens) if constraint.complete else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schema=schemas, seed=st.integers(0, 1_000))
 def test_what_is_accepted_strictly_generates_ends_and_validates(schema: Any, seed: int) -> None:
     wanted = {"name": "X", "schema": schema, "strict": True}

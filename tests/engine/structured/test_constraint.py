@@ -96,7 +96,7 @@ def test_all_kinds_mixed_answer_as_alone_joining_and_leaving(close_json: bool) -
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32), sequences=st.integers(1, 6), arrivals=st.integers(1, 5))
 def test_late_constrained_sequences_change_nobody(seed: int, sequences: int, arrivals: int) -> None:
     bodies = mixed(seed, jobs=12)

@@ -241,7 +241,7 @@ OF_OBJECTS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_values_are_judged_as_jsonschema_judges_them(seed: int) -> None:
     dice = random.Random(seed)

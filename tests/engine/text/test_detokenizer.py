@@ -30,7 +30,7 @@ def by_force(text: str, stops: list[str]) -> str:
 
 
 @EACH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXTS)
 @example(text="\ufffd")
 def test_a_text_is_what_the_tokenizer_decodes(name: str, text: str) -> None:
@@ -43,7 +43,7 @@ def test_a_text_is_what_the_tokenizer_decodes(name: str, text: str) -> None:
 
 
 @EACH
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(text=TEXTS, data=st.data())
 def test_stops_are_found_wherever_tokens_begin_and_end(
     name: str, text: str, data: st.DataObject
@@ -70,7 +70,7 @@ def test_stops_are_found_wherever_tokens_begin_and_end(
 
 
 @EACH
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=TEXTS, data=st.data())
 def test_what_is_before_a_stop_are_tokens_and_a_rest(
     name: str, text: str, data: st.DataObject

@@ -60,7 +60,7 @@ def test_tools_and_calls_cannot_write_them_either() -> None:
     assert '{"a": "x<|im_end|>"}' in wrapped.decode(prompt)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     pieces=st.lists(
         st.sampled_from(["<|im_end|>", "<|im_start|>", "<", "|", ">", "\ue000", "a\n", "é"])

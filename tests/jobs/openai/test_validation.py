@@ -800,7 +800,7 @@ OBJECTS = st.dictionaries(NAMES | TEXT, JSON, max_size=6) | st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(body=OBJECTS, kind=st.sampled_from(sorted(KINDS)))
 def test_any_json_is_either_a_request_or_refused_with_an_error_object(
     body: dict[str, Any], kind: str

@@ -142,7 +142,7 @@ def outcome(kind: str, body: Mapping[str, Any]) -> RequestError | None:
     return refused
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), kind=st.sampled_from(sorted(BODIES)))
 def test_any_json_in_any_field_is_read_or_refused(data: st.DataObject, kind: str) -> None:
     place = data.draw(st.sampled_from(INNER[kind]) | st.sampled_from(places(kind)))
