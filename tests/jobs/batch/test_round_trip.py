@@ -31,7 +31,6 @@ Worker = Callable[..., AbstractContextManager[RunningWorker]]
 
 FEW = settings(
     max_examples=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -286,7 +286,6 @@ def test_a_job_is_always_in_one_place_and_ends_once(redis_url: str) -> None:
         settings=settings(
             max_examples=20,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
