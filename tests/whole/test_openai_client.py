@@ -378,7 +378,8 @@ def test_batch_from_upload_to_output(client: OpenAI) -> None:
 
 
 def test_batch_that_is_cancelled(client: OpenAI) -> None:
-    batch = create_batch(client, lines(8, max_completion_tokens=6))
+    endless = lines(8, max_completion_tokens=1000, ignore_eos=True)
+    batch = create_batch(client, endless)
     until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
     assert client.batches.cancel(batch.id).status == "cancelling"
     ended = ended_batch(client, batch, "cancelled")

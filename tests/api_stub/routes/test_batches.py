@@ -312,11 +312,13 @@ def test_completed_batch_cannot_be_cancelled(
 def test_window_that_closes(
     server: RunningServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(batch_runner.WINDOW_SECONDS, "24h", 1)
+    late = 0
+    monkeypatch.setattr(batch_run, "redis_time", lambda redis: redis_time(redis) + late)
     engine = FakeEngine(hold=True, capacity=1)
     start_worker(engine, window=1)
     batch = start(server, [line(f"r{i}") for i in range(3)])
     engine.wait_for_tasks(1)
+    late = 24 * 3600
     until(server, batch, lambda batch: counts(batch)[2] > 0)
     engine.release()
     batch = ended(server, batch)
