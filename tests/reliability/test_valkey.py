@@ -13,6 +13,7 @@ from rq.suspension import suspend
 
 from mlx_rq import submit, submit_many
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.worker.leases import rq_registration as rq_registration
 from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.recovery import recover_expired
@@ -162,16 +163,20 @@ def test_a_partition_of_two_workers_answers_each_job_once(
     jobs = submit_many([{"prompt": f"hold {gate}"}] * 2)
     paused.until("began", 2)
     paused.process.send_signal(signal.SIGSTOP)
+    stopped = redis_time(connection)
     # and another that takes over what it held, and ends one job
     other = start("work", name="other", options=options, capacity=1)
     other.until("began", 1)
     gate.touch()
     all_answered(jobs)
     eventually(lambda: not connection.exists("rq:worker:paused"), "the end of its records")
+    # it says that it slept where that was longer than a lease, and than the next look at the clock
+    eventually(lambda: redis_time(connection) - stopped > 2 * options["lease"], "a long pause")
 
     paused.process.send_signal(signal.SIGCONT)
 
-    paused.until(r"log this worker slept for [3-9]\d* s")
+    slept = paused.until(r"log this worker slept for (\d+) s")
+    assert int(slept[1]) >= options["lease"]
     eventually(lambda: bool(connection.exists("rq:worker:paused")), "its return")
     assert not paused.said("log Redis lost its data")
     paused.until("answered", 2)
