@@ -491,6 +491,7 @@ def test_a_worker_that_died_before_it_was_registered_is_reaped_with_the_rights_o
     connection: Redis, redis_url: str
 ) -> None:
     keys_of_workers = ["~mlx-rq:*", "~rq:worker:*", "~rq:workers", "~rq:workers:mlx-rq:*"]
-    connection.execute_command("ACL", "SETUSER", "u", "on", ">p", "+@all", *keys_of_workers)
-    with Redis.from_url(redis_url.replace("redis://", "redis://u:p@")) as limited:
+    whole = ["reset", "on", ">p", "+@all", *keys_of_workers]
+    connection.execute_command("ACL", "SETUSER", "reaper", *whole)
+    with Redis.from_url(redis_url.replace("redis://", "redis://reaper:p@")) as limited:
         assert reap(limited, "died-early") == 0
