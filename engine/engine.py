@@ -197,8 +197,7 @@ class MLXEngine:
         if not self._running and not self.waiting:
             self._pressure.rest()
             return []
-        tokens = self._pace.tokens(self._step_size, decoding=self._running.decoding > 0)
-        ended, scored = self._score_prompt(tokens)
+        ended, scored = self._score_prompt()
         if not self._running and self.waiting == len(self._sequences.compiling) > 0:
             self._output_formats.wait()
         try:
@@ -298,7 +297,7 @@ class MLXEngine:
                 self._sequences.compiled(sequence)
         return refused
 
-    def _score_prompt(self, tokens: int) -> tuple[list[Outcome], bool]:
+    def _score_prompt(self) -> tuple[list[Outcome], bool]:
         """Scores a chunk of a prompt whose own logprobs are asked for; says whether it did."""
         prompts, running = self._sequences.prompt_logprobs, self._running
         sequence = prompts.head
@@ -308,7 +307,9 @@ class MLXEngine:
             self._has_scored = False
             return [], False  # who decodes waits for one piece of a prompt in a step, not for two
         try:
-            scored = prompts.advance(tokens)
+            scored = prompts.advance(
+                self._pace.tokens(self._step_size, decoding=running.decoding > 0)
+            )
         except Exception as error:
             if self._device.fault_of(error) is not None or isinstance(error, NotFinite):
                 return self._recovery.recover(error, sequence), False

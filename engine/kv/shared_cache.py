@@ -39,7 +39,18 @@ def cache_behind(keys: mx.array) -> Any:
     return cache()
 
 
-def _fetched(cache: _BaseCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+def _fetched(
+    cache: "SharedKVCache | BatchSharedKVCache",
+    chains: Sequence[Chain],
+    own: latents.Fetched,
+    queries: int,
+) -> latents.Fetched:
+    """Gives what a layer is to fetch for so many queries of each row, `own` being its suffixes."""
+    if cache.arrangement.whole:
+        own = latents.whole_rows(chains, own)
+    elif cache.arrangement.latent:
+        own = latents.fetched(chains, own, queries)
+    keys, values = own
     name = id(keys)
     _behind[name] = ref(keys, lambda _: _behind.pop(name, None)), ref(cache)
     return keys, values
@@ -61,11 +72,7 @@ class SharedKVCache(_BaseCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffix; gives all of the suffix."""
         own = self.suffix.update_and_fetch(keys, values)
-        if self.arrangement.whole:
-            own = latents.whole_rows([self.chain], own)
-        elif self.arrangement.latent:
-            own = latents.fetched([self.chain], own, keys.shape[2])
-        return _fetched(self, *own)
+        return _fetched(self, [self.chain], own, keys.shape[2])
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -147,11 +154,7 @@ class BatchSharedKVCache(RaggedKVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends to the suffixes; gives all of them."""
         own = super().update_and_fetch(keys, values)
-        if self.arrangement.whole:
-            own = latents.whole_rows(self.chains, own)
-        elif self.arrangement.latent:
-            own = latents.fetched(self.chains, own, keys.shape[2])
-        return _fetched(self, *own)
+        return _fetched(self, self.chains, own, keys.shape[2])
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array | None:
         """Gives the mask over the suffixes; raises ValueError for a window."""

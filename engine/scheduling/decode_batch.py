@@ -68,12 +68,11 @@ class DecodeBatch(GenerationBatch):
         adapters = [sampler.adapter for sampler in self.samplers]
         forced = [token for tokens in ahead for token in tokens]
         tokens = mx.concatenate([inputs, mx.array(forced, mx.uint32)]) if forced else inputs
-        if len(adapters) == 1:
+        alone = len(adapters) == 1
+        if alone or not forced:
+            rows = tokens[None] if alone else tokens[:, None]
             with adapter_rows(adapters):
-                return self.model(tokens[None], cache=self.prompt_cache)[:, -1, :]  # type: ignore[no-any-return]
-        if not forced:
-            with adapter_rows(adapters):
-                return self.model(tokens[:, None], cache=self.prompt_cache)[:, -1, :]  # type: ignore[no-any-return]
+                return self.model(rows, cache=self.prompt_cache)[:, -1, :]  # type: ignore[no-any-return]
         counts = [1 + len(tokens) for tokens in ahead]
         for adapter, tokens_ahead in zip(adapters[:], ahead, strict=True):
             adapters += [adapter] * len(tokens_ahead)

@@ -42,16 +42,22 @@ def test_a_text_is_what_the_tokenizer_decodes(name: str, text: str) -> None:
         assert taken(tokenizer, tokens, stops)[0] == expected.rstrip("\ufffd")
 
 
+def encoded(name: str, text: str) -> tuple[TokenizerWrapper, list[int], str]:
+    """A tokenizer, a text's tokens, and what they say; nothing, where that is no whole text."""
+    tokenizer = TOKENIZERS[name]()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+    return tokenizer, tokens, "" if "\ufffd" in decoded else decoded
+
+
 @EACH
 @settings(max_examples=80)
 @given(text=TEXTS, data=st.data())
 def test_stops_are_found_wherever_tokens_begin_and_end(
     name: str, text: str, data: st.DataObject
 ) -> None:
-    tokenizer = TOKENIZERS[name]()
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    decoded = tokenizer.decode(tokens, skip_special_tokens=True)
-    if "\ufffd" in decoded or not decoded:
+    tokenizer, tokens, decoded = encoded(name, text)
+    if not decoded:
         return
     stops = []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -75,10 +81,8 @@ def test_stops_are_found_wherever_tokens_begin_and_end(
 def test_what_is_before_a_stop_are_tokens_and_a_rest(
     name: str, text: str, data: st.DataObject
 ) -> None:
-    tokenizer = TOKENIZERS[name]()
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    decoded = tokenizer.decode(tokens, skip_special_tokens=True)
-    if "\ufffd" in decoded or not decoded:
+    tokenizer, tokens, decoded = encoded(name, text)
+    if not decoded:
         return
     begin = data.draw(st.integers(0, len(decoded) - 1))
     stopped = SequenceText(tokenizer, [decoded[begin:]])
