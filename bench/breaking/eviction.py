@@ -2,7 +2,7 @@
 
 Its memory is made smaller again and again, for a moment, while jobs wait, run and have ended. What
 is gone has to be told by its id: to whoever asks for it, and by the worker that could not place the
-answer, or whose turn it was to claim it.
+answer, whose turn it was to claim it, or that found it with a dead one.
 """
 
 import random
@@ -95,14 +95,13 @@ class _Told:
         self._answered = workers.heard(r"answered (\w+)")
         self._gone = {
             job_id
-            for said in workers.said(
-                r"log \d+ jobs were gone from Redis when their turn came: (.*)"
-            )
+            for said in workers.said(r"log \d+ jobs? (?:was|were) gone from Redis when .*: (.*)")
             for job_id in said[2].split(", ")
         }
         self._named = workers.heard(r"log job (\w+): Redis has lost it; its answer is in")
         self._kept = {path.stem for path in (workers.spool("0") / UNPLACED).glob("*.json")}
-        self._ended = set(ledger.told)
+        # The stream of ends is a key like others, and may go before it is read.
+        self._ended = {id for id, seen in ledger.seen.items() if seen.outcome} | set(ledger.told)
         self.figures: Counter[str] = Counter()
 
     def of(self, job_id: str) -> bool:
@@ -113,7 +112,8 @@ class _Told:
             return True
         if job_id in self._answered:
             self.figures["lost_while_generated"] += 1
-            return job_id in self._named & self._kept
+            # Of a worker that ended before it could place the answer, whoever comes next tells.
+            return job_id in self._named & self._kept or job_id in self._gone
         self.figures["lost_while_it_waited"] += 1
         return job_id in self._gone
 

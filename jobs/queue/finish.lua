@@ -7,7 +7,7 @@
 -- With an execution id this is a worker's commit; without one it is a cancellation.
 -- Returns {'ended', worker, execution, ...} with everyone who held a lease on the job,
 -- {'lost'} where the worker's lease was taken away, {the status} of a job that had ended, {'missing'}
--- where there is no such job, or {'evicted'} where only its lease is left.
+-- where there is no such job, or {'evicted'} where only something of its lease is left.
 
 local job, result, rq_results, wip, registry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local queue, executions, completions, worker = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
@@ -17,12 +17,15 @@ local FIRST_RESULT_FIELD = 3
 
 local record = attempt('HMGET', job, 'status', 'worker_name', 'meta')
 local status = record and record[1]
--- Whoever deletes a job ends its lease first.
+-- Whoever deletes a job ends its lease, too, in all the places that tell of it.
 local function is_evicted()
-  local composite = given.job_id .. ':' .. (given.execution_id or '')
-  if (attempt('ZREM', wip, composite) or 0) == 0 then return false end
-  redis.call('DEL', executions, given.execution_prefix .. composite)
-  return true
+  if not given.execution_id then return false end
+  local composite = given.job_id .. ':' .. given.execution_id
+  local holder = string.sub(worker, #given.rq_worker_prefix + 1)
+  local left = (attempt('ZREM', wip, composite) or 0)
+    + (attempt('SREM', given.worker_prefix .. holder .. given.worker_suffix, composite) or 0)
+    + redis.call('DEL', executions, given.execution_prefix .. composite)
+  return left > 0
 end
 
 if not status then return {is_evicted() and 'evicted' or 'missing'} end

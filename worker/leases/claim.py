@@ -278,4 +278,6 @@ class Claims:
     ) -> int:
         """Gives jobs back; returns how many were still ours. Arguments as in `give_back.lua`."""
         held = [Held(job.id, job.lease.execution_id, job.queue_name) for job in jobs]
-        return give_back(self._connection, held, count=count, to_others=to_others)
+        return give_back(
+            self._connection, held, count=count, worker=self._worker_name, to_others=to_others
+        )

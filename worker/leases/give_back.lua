@@ -1,5 +1,5 @@
--- Gives a claimed job back to the front of its queue. Returns 1, or 0 where the lease was lost, the job
--- has ended, or somebody else holds it.
+-- Gives a claimed job back to the front of its queue. Returns 1; 0 where the lease was lost, the job has
+-- ended, or somebody else holds it; -1 where its record is gone, and so the job.
 --
 -- `count` says whether this was an attempt of the job. 'no': a worker that stops gives back what it
 -- has not finished. 'in_flight': a worker died; it was one for the jobs that it was generating, not
@@ -23,16 +23,22 @@ if given.ends and lease_end and tonumber(lease_end) ~= given.ends then
 end
 -- The execution's record ends with the lease; the job's own says the same.
 local recorded, holder = attempt('HGET', record, 'worker_name'), attempt('HGET', job, 'worker_name')
-local worker = recorded or holder or ''
+local worker = recorded or holder or given.worker
 attempt('ZREM', executions, given.execution_id)
-attempt('SREM', given.worker_prefix .. worker .. given.worker_suffix, composite)
+local listed = attempt('SREM', given.worker_prefix .. worker .. given.worker_suffix, composite)
 redis.call('DEL', record)
--- The registry may have been something else meanwhile, and is made anew without what it held.
-if not lease_end and not (recorded and recorded == holder) then return 0 end
 attempt('ZREM', registry, composite)
 local status = attempt('HGET', job, 'status')
-if not status or status == 'queued' or is_settled(status) then return 0 end
+if status == 'queued' or is_settled(status) then return 0 end
 if has_ended(given.job_id, names) or holder_of(given.job_id, names) then return 0 end
+if not status then
+  -- Whoever deletes a job ends its lease, too, in all the places that tell of it.
+  if not (lease_end or recorded or listed == 1) then return 0 end
+  count_lost(queue, 1)
+  return -1
+end
+-- The registry may have been something else meanwhile, and is made anew without what it held.
+if not lease_end and not (recorded and recorded == holder) then return 0 end
 
 if given.count == 'in_flight' then
   local retries_left = whole(redis.call('HGET', job, 'retries_left'), 0, MOST)

@@ -58,6 +58,8 @@ class GiveBackArguments:
 
     job_id: str
     execution_id: str
+    worker: str
+    """Who has it, where nothing in Redis says so; "": nobody knows."""
     count: Count
     to_others: bool
     ends: float | None
@@ -73,13 +75,14 @@ def give_back(
     held: Sequence[Held],
     *,
     count: Count,
+    worker: str = "",
     to_others: bool = False,
     ends: Sequence[float | None] | None = None,
 ) -> int:
     """Gives jobs back to the front of their queues, in this order; returns how many it were.
 
     The arguments are explained in `give_back.lua`; `ends` are one for each. A lease that is held no
-    longer is passed by.
+    longer is passed by. Jobs that are gone from Redis are named in the log.
     """
     parts = execution_key_parts()
     script = connection.register_script(script_of("give_back.lua"))
@@ -92,6 +95,7 @@ def give_back(
             arguments = GiveBackArguments(
                 job_id=job_id,
                 execution_id=execution_id,
+                worker=worker,
                 count=count,
                 to_others=to_others,
                 ends=end,
@@ -112,7 +116,20 @@ def give_back(
                 args=[by_name(arguments)],
                 client=pipe,
             )
-        return sum(pipe.execute())
+        replies = pipe.execute()[::-1]
+    _say_gone([job.job_id for job, reply in zip(held, replies, strict=True) if reply < 0])
+    return sum(reply > 0 for reply in replies)
+
+
+def _say_gone(job_ids: Sequence[str]) -> None:
+    if not job_ids:
+        return
+    jobs = counted(
+        len(job_ids),
+        "job was gone from Redis when it had to be queued again",
+        "jobs were gone from Redis when they had to be queued again",
+    )
+    logger.error("%s: %s", jobs, ", ".join(job_ids))
 
 
 class ExpiredLeases:
@@ -160,7 +177,7 @@ def give_back_unlisted(connection: Redis, worker_name: str) -> int:
         end = reading.ask(connection.zscore, leases, f"{job_id}:{execution_id}")
         if end is None or end is reading.WRONG_TYPE:
             held.append(Held(job_id, execution_id, queue_name))
-    return give_back(connection, held, count="in_flight") if held else 0
+    return give_back(connection, held, count="in_flight", worker=worker_name) if held else 0
 
 
 def recover_expired(connection: Redis, queues: Iterable[Queue]) -> int:
@@ -211,12 +228,13 @@ def reap(connection: Redis, worker_name: str) -> int:
     Only for one that is known to be dead: a living one would lose its leases.
     """
     in_order = _held_by(connection, worker_name)
-    returned = give_back(connection, in_order, count="in_flight") if in_order else 0
+    returned = (
+        give_back(connection, in_order, count="in_flight", worker=worker_name) if in_order else 0
+    )
     record = f"{BaseWorker.redis_worker_namespace_prefix}{worker_name}"
-    queues = reading.text(reading.ask(connection.hget, record, "queues"))
     for listed_in in (
         BaseWorker.redis_workers_keys,
-        *(WORKERS_BY_QUEUE_KEY % queue for queue in queues.split(",") if keys.is_ours(queue)),
+        *(WORKERS_BY_QUEUE_KEY % queue for queue in _queues_of(connection, worker_name)),
     ):
         reading.ask(connection.srem, listed_in, record)
     # What it had in flight is still asked for where a lease is left that this did not find.
@@ -239,12 +257,30 @@ def _held_by(connection: Redis, worker_name: str) -> list[Held]:
         for lease in leases:
             pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
         records = reading.ask_all(pipe)
-    held = [
-        (reading.text(fields[1]), lease._replace(queue_name=reading.text(fields[0])))
-        for lease, fields in zip(leases, records, strict=True)
-        if fields is not reading.WRONG_TYPE and keys.is_ours(reading.text(fields[0]))
-    ]
+    held = []
+    for lease, fields in zip(leases, records, strict=True):
+        origin, since = ("", "") if fields is reading.WRONG_TYPE else map(reading.text, fields)
+        # One that is gone does not say where it came from.
+        queue = origin or _queue_of_lease(connection, lease, _queues_of(connection, worker_name))
+        if keys.is_ours(queue):
+            held.append((since, lease._replace(queue_name=queue)))
     return [lease for _, lease in sorted(held)]
+
+
+def _queues_of(connection: Redis, worker_name: str) -> list[str]:
+    record = f"{BaseWorker.redis_worker_namespace_prefix}{worker_name}"
+    queues = reading.text(reading.ask(connection.hget, record, "queues"))
+    return [queue for queue in queues.split(",") if keys.is_ours(queue)]
+
+
+def _queue_of_lease(connection: Redis, lease: Held, queues: Sequence[str]) -> str:
+    """Finds among a worker's queues the one that lists a lease; else gives any, or none at all."""
+    composite = f"{lease.job_id}:{lease.execution_id}"
+    for queue in queues:
+        end = reading.ask(connection.zscore, key_names(queue)["started"], composite)
+        if isinstance(end, float):
+            return queue
+    return queues[0] if queues else ""
 
 
 def reap_dead_of_this_machine(connection: Redis, machine: str) -> None:

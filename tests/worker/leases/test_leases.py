@@ -11,17 +11,19 @@ import pytest
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, until_idle
 from redis import Redis
 from redis.exceptions import ConnectionError
+from rq import Queue
 from rq.job import Job as RQJob
 from rq.registry import StartedJobRegistry
 
 from mlx_rq import Job, JobFailed, submit, submit_many
 from mlx_rq.jobs.queue import keys
+from mlx_rq.jobs.queue.backlog import lost_from
 from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.options import RECOVERY_RETRIES
 from mlx_rq.jobs.queue.payload import SERIALIZER, InertJob
 from mlx_rq.worker.leases import keeper
 from mlx_rq.worker.leases.claim import Claims
-from mlx_rq.worker.leases.recovery import EPOCH, executions_of, reap
+from mlx_rq.worker.leases.recovery import EPOCH, executions_of, reap, recover_expired
 
 HI = [{"role": "user", "content": "Say hi."}]
 QUEUE = keys.queue_name("default", "default")
@@ -351,6 +353,37 @@ class TestRecovery:
         holder.worker._leases._recover_expired()
         assert job.status() == "queued"
 
+    @pytest.mark.parametrize("how", ["ran out", "reaped", "handed back", "reaped, nothing listed"])
+    def test_what_is_gone_when_it_has_to_go_back_is_told(
+        self, redis_url: str, connection: Redis, how: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        jobs = submit_many([{"prompt": f"Say {number}."} for number in range(4)])
+        dead = claims(connection)
+        taken = dead.take(4)
+        connection.delete(*(RQJob.key_for(job.id) for job in jobs[:2]))
+        jobs[2].delete()  # by its owner: that is no loss
+
+        returned = 0
+        if how == "handed back":
+            returned = dead.hand_back(taken)
+        elif how.startswith("reaped"):
+            connection.hset("rq:worker:dead", "queues", f"another,{QUEUE}")
+            if "nothing" in how:
+                connection.delete(registry(connection).key)
+            returned = reap(connection, "dead")
+        for lease in connection.zrange(registry(connection).key, 0, -1):
+            connection.zadd(registry(connection).key, {lease: EPOCH + 1})
+        returned += recover_expired(connection, [Queue(QUEUE, connection=connection)])
+
+        assert returned == 1
+        assert connection.lrange(f"rq:queue:{QUEUE}", 0, -1) == [jobs[3].id.encode()]
+        (said,) = [message for message in caplog.messages if "gone" in message]
+        told, _, named = said.partition(": ")
+        assert told == "2 jobs were gone from Redis when they had to be queued again"
+        assert sorted(named.split(", ")) == sorted(job.id for job in jobs[:2])
+        assert lost_from(connection, [QUEUE])[0].jobs == 2
+        assert connection.keys("rq:wip:*") + connection.keys("rq:execution*") == []
+
     @pytest.mark.parametrize("attempts", [1, 2, 5])
     def test_a_job_that_was_lost_with_its_worker_too_often_ends_with_an_error_object(
         self, redis_url: str, connection: Redis, start_worker: StartWorker, attempts: int
@@ -450,7 +483,7 @@ class TestWhoseAnswerCounts:
         assert sorted(queued) == sorted([job.id, kept.id])
 
 
-@pytest.mark.parametrize("how", ["deleted", "flushed", "evicted"])
+@pytest.mark.parametrize("how", ["deleted", "flushed", "evicted", "evicted with all leases"])
 def test_a_job_that_was_deleted_is_told_from_one_that_redis_has_lost(
     start_worker: StartWorker,
     connection: Redis,
@@ -469,8 +502,9 @@ def test_a_job_that_was_deleted_is_told_from_one_that_redis_has_lost(
         connection.flushall()
         worker.worker._leases.renew()
         assert "Redis lost its data" in caplog.text
-    elif how == "evicted":
-        connection.delete(RQJob.key_for(job.id))
+    elif how.startswith("evicted"):
+        leases = [registry(connection).key] if "leases" in how else []
+        connection.delete(RQJob.key_for(job.id), *leases)
     else:
         job.delete()
 
