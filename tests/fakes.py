@@ -279,7 +279,7 @@ class RunningWorker:
 
     def claim_no_more(self) -> None:
         """Lets it finish what it holds, however long that takes."""
-        self.worker._stop_at = float("inf")
+        self.worker._stop.asked = True
         self.take_turns()
 
     def take_turns(self) -> None:

@@ -1,26 +1,23 @@
 """What a worker claims, and what it gives back before it has begun.
 
 Claimed are jobs of the loaded model, as many as the window says. Where adapters are loaded with it,
-each claim begins with another one's jobs. Given back is what another worker might as well do, what
-does not stay in a pause, and what has to wait until another model had its turn.
+each claim begins with another one's jobs. Given back is what another worker might as well do, and
+what does not stay in a pause.
 """
 
 import logging
 from collections.abc import Callable
 
-from mlx_rq.engine.interface import Outcome
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
 from mlx_rq.worker.models.changes import ModelChanges
-from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
+from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
 from mlx_rq.worker.pause import Pause
 from mlx_rq.worker.window import Window
 
 logger = logging.getLogger("mlx_rq.worker")
-
-_REFUSED_AT_ONCE = 256
 
 
 class Intake:
@@ -102,24 +99,6 @@ class Intake:
     def waits(self) -> bool:
         """Whether there are jobs that may not be begun yet."""
         return self._pause.reason is not None or self._changes.later
-
-    def look_for_others(self) -> None:
-        """Looks what waits for the other models; ends jobs of those that cannot be loaded."""
-        if self._changes.is_look_due(bool(self._held)) and self.open:
-            self._changes.look(job.rank for job in self._held)
-            for model in self._changes.unloadable:
-                self._refuse(model)
-
-    def _refuse(self, model: ServedModel) -> None:
-        refused = self._claims.take(_REFUSED_AT_ONCE, models=model.names)
-        self._held.take_in(refused)
-        error = self._changes.error(model)
-        self._held.finish(Outcome(job.id, {"error": error}) for job in refused)
-
-    def make_way(self) -> None:
-        """Gives back what has not begun: another model is to be loaded."""
-        in_flight = self._engine.in_flight
-        self._held.give_back(job_id for job_id in self._held.ids if job_id not in in_flight)
 
     def heed_pause(self) -> None:
         """Gives back the jobs that are not to stay here in a pause."""

@@ -2,7 +2,8 @@
 
 One loop on one thread, because MLX's streams belong to the thread that made them:
 
-1. `_choose_model`: where it has several models, the one is loaded that is most worth it.
+1. `_choose_model`: where it has several models, the one is loaded that is most worth it
+   (`model_turn.py`).
 2. `_take`: as far as the window has room, claim jobs with a lease, read and check each; what cannot
    be run ends at once with an error object.
 3. `engine.step()`: a bounded piece of prefill and decode.
@@ -16,7 +17,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,18 +30,19 @@ from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
-from mlx_rq.jobs.queue.workers import ModelState
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.intake import Intake
 from mlx_rq.worker.integrity import IntegrityChecks
 from mlx_rq.worker.leases.claim import ClaimedJob, Claims
+from mlx_rq.worker.leases.in_flight import InFlightRecord
 from mlx_rq.worker.leases.keeper import LeaseKeeper
 from mlx_rq.worker.leases.machine import this_process
 from mlx_rq.worker.leases.name import NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import Count
 from mlx_rq.worker.leases.rq_registration import RQRegistration
 from mlx_rq.worker.live import LiveReport
-from mlx_rq.worker.models.changes import Interrupted, ModelChanges
+from mlx_rq.worker.model_turn import ModelTurn
+from mlx_rq.worker.models.changes import ModelChanges
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.observed import backlogs_of, states_elsewhere
 from mlx_rq.worker.models.switch import EngineSwitch
@@ -55,6 +57,7 @@ from mlx_rq.worker.results.outbox import Outbox
 from mlx_rq.worker.results.spool import Spool
 from mlx_rq.worker.results.stream import StreamPublisher
 from mlx_rq.worker.stats import WindowStats
+from mlx_rq.worker.stop import Stop
 
 logger = logging.getLogger("mlx_rq.worker")
 
@@ -99,16 +102,18 @@ class MLXWorker(RQRegistration):
             max_wait=options.max_wait,
             unload_after=options.unload_after,
             beat=self._progress,
-            others=self._states_elsewhere,
+            others=lambda: (
+                {} if self._leases.alone else states_elsewhere(connection, models, self.name)
+            ),
             notes=LoadingNotes(options.loading),
         )
-        self._said_in_flight: tuple[set[str], set[str]] = (set(), set())
         self._stream = StreamPublisher(engine, connection)
         self._outbox = Outbox(connection, Spool(options.spool), self.lost_data_since)
         self._held = HeldJobs(engine, self.claims, self._outbox, self._stream)
-        self._integrity = IntegrityChecks(engine, self._outbox, self._say_in_flight)
-        self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
         self._redis_retry = RedisRetry(self._redis_failed)
+        self._in_flight = InFlightRecord(connection, self.name, options.lease, self._redis_retry)
+        self._integrity = IntegrityChecks(engine, self._outbox, self._in_flight.say)
+        self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)
         self._throttle = Throttle(engine, self._supervisor_pipe)
         self._pause = pause or Pause()
         self._intake = Intake(
@@ -122,7 +127,16 @@ class MLXWorker(RQRegistration):
             suspended=lambda: is_suspended(connection),
         )
         self._awake = awake or KeepAwake()
-        self._stop_at: float | None = None
+        self._model_turn = ModelTurn(
+            engine,
+            self.claims,
+            self._held,
+            self._intake,
+            self._changes,
+            self._awake,
+            lambda: self._leases.say(),
+        )
+        self._stop = Stop(options.grace)
         self._stats = WindowStats(lambda: engine.totals)
         holder = self._supervisor_pipe.holder
         self._name = NameLease(lease_connection, self.name, holder, seconds=2 * options.lease)
@@ -163,7 +177,7 @@ class MLXWorker(RQRegistration):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, heard_once(self.request_stop))
         self._leases.renew()
-        self._leases.say_in_flight(())  # that nothing is: a missing record says less
+        self._in_flight.say(())  # that nothing is: a missing record says less
         self._leases.start()
         logger.info("worker %s serves %s", self.name, ", ".join(self.models))
         crashed = True
@@ -190,7 +204,7 @@ class MLXWorker(RQRegistration):
         self._awake.turn(bool(self._held))
         self._held.end_interrupted()
         self._held.began(in_flight := self.engine.in_flight)
-        self._say_in_flight(in_flight)
+        self._in_flight.say(in_flight)
         self._held.finish(self.engine.step())
         self._stats.busy()
         self._throttle.grow()
@@ -214,8 +228,8 @@ class MLXWorker(RQRegistration):
     def _done(self) -> bool:
         if self._name.lost:
             raise NameTaken(self.name)
-        if self._stop_at is not None:
-            return not self._held or time.monotonic() > self._stop_at
+        if self._stop.asked:
+            return not self._held or self._stop.over
         if self._held:
             return False
         limit = self.options.max_jobs
@@ -226,40 +240,16 @@ class MLXWorker(RQRegistration):
         """Finds out whether to pause, and gives back what is not to stay here then."""
         if self._pause.look():
             self._leases.say()
-        if self._stop_at is None:
+        if not self._stop.asked:
             self._intake.heed_pause()
 
     def _choose_model(self) -> None:
-        """Loads another model where that is due, once what has begun here is at its end."""
-        if self._stop_at is not None or self._changes.never:
-            return
-        if not self._held and self._changes.unload_idle():
-            self._awake.release()
-            self._leases.say()
-        self._intake.look_for_others()
-        if self._changes.due:
-            self._intake.make_way()
-            if not self._held:
-                self._load_next()
-
-    def _states_elsewhere(self) -> Mapping[str, ModelState]:
-        """Tells how far other workers are with the models of this one, by id."""
-        if self._leases.alone:
-            return {}
-        return states_elsewhere(self.connection, self.engine.models.values(), self.name)
-
-    def _load_next(self) -> None:
-        self._awake.turn(True)
-        self._leases.say()
-        try:
-            self._changes.load_next()
-        except Interrupted:
-            logger.info("loading was broken off")
-        self._leases.say()
+        if not self._stop.asked:
+            self._model_turn.look()
 
     def _take(self) -> None:
         """Claims a piece of the window, or waits where there is nothing to do."""
-        if self._stop_at is not None:
+        if self._stop.asked:
             return
         most = self.options.max_jobs
         if most is not None:
@@ -282,31 +272,13 @@ class MLXWorker(RQRegistration):
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Gives claimed jobs to the engine."""
         self._held.take_in(claimed)
-        self._held.begin(claimed, self._about_to_read)
+        self._held.begin(claimed, self._in_flight.about_to_read)
         # Last, because Redis may fail here, and the claimed jobs are ours by now.
         self.say_state(WorkerStatus.BUSY)
 
     def request_stop_execution(self, execution_id: str) -> None:
         """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
         self._held.cancel(execution_id)
-
-    def _about_to_read(self, job_ids: Sequence[str]) -> None:
-        """Says what is read now, while nothing is generated: a job may kill the worker by that."""
-        if len(job_ids) == 1:
-            self._say_in_flight(job_ids)
-        else:
-            self._say_in_flight((), reading=job_ids)
-
-    def _say_in_flight(self, job_ids: Collection[str], reading: Collection[str] = ()) -> None:
-        """Says before each piece of work whose attempt it is, should the worker die of it."""
-        now = set(job_ids), set(reading)
-
-        def say() -> None:
-            self._leases.say_in_flight(job_ids, reading)
-            self._said_in_flight = now  # else it is said again when Redis is back
-
-        if self._said_in_flight != now:
-            self._redis_retry.attempt(say)
 
     def _commit(self) -> None:
         """Writes every finished job, and says so."""
@@ -319,12 +291,7 @@ class MLXWorker(RQRegistration):
 
         A model that is being loaded is not waited for.
         """
-        if self._stop_at is None:
-            jobs, grace = counted(len(self._held), "job is", "jobs are"), self.options.grace
-            logger.info("stopping: %s given %.0f s to finish", jobs, grace)
-            self._stop_at = time.monotonic() + grace
-        else:
-            self._stop_at = 0.0
+        self._stop.ask(counted(len(self._held), "job is", "jobs are"))
         self._changes.interrupt()
 
     def _sign_off(self, count: Count) -> None:

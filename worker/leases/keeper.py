@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry, in_a_sentence
 from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob
+from mlx_rq.worker.leases.in_flight import kept_seconds
 from mlx_rq.worker.leases.name import WITHOUT_END, NameLease, NameTaken
 from mlx_rq.worker.leases.recovery import ExpiredLeases, executions_of, give_back_unlisted
 from mlx_rq.worker.leases.rq_registration import RQRegistration
@@ -160,7 +161,7 @@ class LeaseKeeper(threading.Thread):
         with self._connection.pipeline(transaction=False) as pipe:
             self._worker.heartbeat(2 * self._lease_seconds, pipeline=pipe)
             self.say(pipe)
-            pipe.expire(keys.in_flight(self._worker.name), self._in_flight_seconds)
+            pipe.expire(keys.in_flight(self._worker.name), kept_seconds(self._lease_seconds))
             pipe.sadd(self._worker.redis_workers_keys, self._worker.key)
             pipe.hexists(self._worker.key, "birth")
             self._renew(args=[by_name(arguments)], client=pipe)
@@ -186,20 +187,6 @@ class LeaseKeeper(threading.Thread):
         client = self._connection if pipe is None else pipe
         name = keys.worker(self._worker.name)
         client.set(name, json.dumps(described), ex=2 * self._lease_seconds)
-
-    def say_in_flight(self, job_ids: Iterable[str], reading: Iterable[str] = ()) -> None:
-        """Says which jobs are being generated: whose attempt it was, should the worker die now.
-
-        And which are being read together, of which one may be at fault.
-        """
-        # Ids are words: workers of an earlier version look for those, and know of no bar.
-        said = " ".join([*job_ids, "|", *reading])
-        self._connection.set(keys.in_flight(self._worker.name), said, ex=self._in_flight_seconds)
-
-    @property
-    def _in_flight_seconds(self) -> int:
-        """As long as what tells of the leases (`lease.lua`): it is read when they go back."""
-        return 3 * self._lease_seconds + 60
 
     def _look_at_data(self, data_set: str) -> None:
         """Says where Redis has lost its data: what it had, has gone with its id."""

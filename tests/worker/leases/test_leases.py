@@ -261,7 +261,7 @@ class TestRenewal:
     ) -> None:
         until_idle(connection)
         for in_flight, reading in (["a"], []), (["a", "b"], ["c"]), ([], ["c", "d"]):
-            holder.worker._leases.say_in_flight(in_flight, reading)
+            holder.worker._in_flight.say(in_flight, reading)
             said = connection.get(keys.in_flight(holder.name)).decode()
             assert said.split() == [*in_flight, "|", *reading]
 
