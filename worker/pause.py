@@ -11,22 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
 
-from mlx_rq.worker.process.readings import Readings, readings
+from mlx_rq.worker.process.machine_watch import MachineWatch
 
 logger = logging.getLogger("mlx_rq.worker")
-
-LOOK_SECONDS = 10.0
-"""How often the machine is read."""
-
-UNUSED_SECONDS = 300.0
-"""A machine that nobody has touched for so long is not in use."""
-
-_REASONS: dict[str, str] = {
-    "battery": "the machine runs on its battery",
-    "thermal": "the machine is too warm",
-    "user": "somebody uses the machine",
-}
-CONDITIONS = tuple(_REASONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +29,9 @@ class QuietHours:
         times = re.fullmatch(r"(\d\d:\d\d)-(\d\d:\d\d)", text.strip())
         if times is None:
             raise ValueError(f"{text!r} is no part of the day, as 09:00-18:00 or 22:00-06:00")
+        # Midnight is the end of a day, or its beginning.
         start, end = (cls._time(part) for part in times.groups())
+        start = time.min if start == time.max else start
         if start == end:
             raise ValueError(f"{text!r} starts when it ends: no part of the day is left, or all is")
         return cls(start, end)
@@ -65,9 +54,11 @@ class QuietHours:
         return f"{self.start:%H:%M}-{end}"
 
 
-def unreadable(conditions: Collection[str], platform: str = sys.platform) -> str | None:
-    """Names the condition that cannot be told on this system, if there is one."""
-    return "user" if "user" in conditions and platform != "darwin" else None
+def wall_clock() -> datetime:
+    """Reads the clock on the wall, also after its owner has gone to another time zone."""
+    if sys.platform != "win32":
+        clocks.tzset()
+    return datetime.now()
 
 
 class Pause:
@@ -75,20 +66,16 @@ class Pause:
 
     def __init__(
         self,
-        conditions: Collection[str] = (),
+        machine: MachineWatch | None = None,
         quiet_hours: Sequence[QuietHours] = (),
         *,
-        machine: Readings | None = None,
-        now: Callable[[], datetime] = datetime.now,
+        now: Callable[[], datetime] = wall_clock,
         clock: Callable[[], float] = clocks.monotonic,
     ) -> None:
-        self._conditions = conditions
+        self._machine = machine or MachineWatch()
         self._quiet_hours = quiet_hours
-        self._machine = machine or readings()
         self._now = now
         self._clock = clock
-        self._looked_at: float | None = None
-        self._condition: str | None = None
         self._since = 0.0
         self.reason: str | None = None
         """Why it pauses, in words; None where it does not. As of the last look."""
@@ -102,7 +89,7 @@ class Pause:
 
     def look(self) -> bool:
         """Finds out whether to pause; says whether the reason has changed."""
-        reason = self._quiet() or self._of_the_machine()
+        reason = self._quiet() or self._machine.reason()
         if reason == self.reason:
             return False
         if self.reason is None:
@@ -112,22 +99,8 @@ class Pause:
         return True
 
     def _quiet(self) -> str | None:
+        if not self._quiet_hours:
+            return None
         # The wall's clock, each time: it shows what a person means by nine, in summer and winter.
         now = self._now()
         return next((f"quiet hours {hours}" for hours in self._quiet_hours if now in hours), None)
-
-    def _of_the_machine(self) -> str | None:
-        now = self._clock()
-        if self._looked_at is None or now - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = now
-            met = (name for name in _REASONS if name in self._conditions and self._is_met(name))
-            self._condition = next((_REASONS[name] for name in met), None)
-        return self._condition
-
-    def _is_met(self, condition: str) -> bool:
-        if condition == "battery":
-            return self._machine.on_battery() is True
-        if condition == "thermal":
-            return self._machine.too_warm() is True
-        unused = self._machine.unused_seconds()
-        return unused is not None and unused < UNUSED_SECONDS

@@ -1,6 +1,8 @@
 """A worker leaves the machine to its person: on battery, in the heat, in use, in quiet hours."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +25,13 @@ from mlx_rq.worker.cli.main import main
 from mlx_rq.worker.cli.pause_options import awake_unless, pause_of
 from mlx_rq.worker.cli.processes import program_of
 from mlx_rq.worker.cli.worker import worker
-from mlx_rq.worker.pause import LOOK_SECONDS, UNUSED_SECONDS, Pause, QuietHours, unreadable
+from mlx_rq.worker.pause import Pause, QuietHours, wall_clock
+from mlx_rq.worker.process.machine_watch import (
+    LOOK_SECONDS,
+    UNUSED_SECONDS,
+    MachineWatch,
+    unreadable,
+)
 from mlx_rq.worker.process.power import KeepAwake, awake_command
 
 RunWorker = Callable[..., AbstractContextManager[RunningWorker]]
@@ -50,7 +58,11 @@ class Machine:
         return self.unused
 
     def pause(self, *conditions: str) -> Pause:
-        return Pause(conditions, machine=self, clock=lambda: self.now)
+        def clock() -> float:
+            return self.now
+
+        watch = MachineWatch(conditions, self, clock, begin=lambda read: read())
+        return Pause(watch, clock=clock)
 
 
 ALL = ("battery", "thermal", "user")
@@ -109,6 +121,8 @@ def test_what_waits_goes_at_once_and_what_runs_after_the_grace() -> None:
         ("22:00-06:30", ["22:00", "23:59", "00:00", "06:29"], ["06:30", "21:59", "12:00"]),
         ("18:00-24:00", ["18:00", "23:59"], ["00:00", "17:59"]),
         ("00:00-24:00", ["00:00", "12:00", "23:59"], []),
+        ("22:00-07:00", ["22:00", "06:59"], ["07:00", "21:59"]),
+        ("23:59-00:00", ["23:59"], ["00:00", "23:58"]),
     ],
 )
 def test_quiet_hours_also_over_midnight(hours: str, within: list[str], outside: list[str]) -> None:
@@ -132,6 +146,35 @@ def test_quiet_hours_follow_the_clock_on_the_wall(midnight: str, quiet_for: int)
     start = datetime.fromisoformat(midnight).replace(tzinfo=UTC)
     hours = [(start + timedelta(hours=n)).astimezone(berlin) for n in range(12)]
     assert sum(hour in quiet for hour in hours) == quiet_for
+
+
+def test_a_day_that_has_ended_has_begun() -> None:
+    """As the supervisor writes it for its worker: the minute before midnight is not quiet."""
+    quiet = QuietHours.read("24:00-06:00")
+    assert str(quiet) == "00:00-06:00"
+    assert datetime.fromisoformat("2026-11-28 23:59:30") not in quiet
+
+
+@pytest.mark.parametrize("between", [",", ", ", " "])
+def test_several_quiet_hours_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    monkeypatch.setenv("MLX_RQ_QUIET_HOURS", between.join(["09:00-12:00", "22:00-06:00"]))
+    hours = worker.make_context("worker", [], auto_envvar_prefix="MLX_RQ").params["quiet_hours"]
+    assert list(map(str, hours)) == ["09:00-12:00", "22:00-06:00"]
+
+
+def test_quiet_hours_go_with_the_machine_into_another_time_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    try:
+        for zone in ("UTC", "Asia/Tokyo", "Europe/Berlin"):
+            monkeypatch.setenv("TZ", zone)
+            there = datetime.now(ZoneInfo(zone)).replace(tzinfo=None)
+            assert abs(wall_clock() - there) < timedelta(minutes=1), zone
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +215,7 @@ def test_the_options_make_what_they_ask_for() -> None:
     pause = pause_of("battery,thermal", (QuietHours.read("00:00-24:00"),))
     pause.look()
     assert pause.reason == "quiet hours 00:00-24:00"
-    assert pause._conditions == ["battery", "thermal"]
+    assert pause._machine._conditions == ["battery", "thermal"]
     never = pause_of(None, ())
     assert (never.look(), never.reason) == (False, None)
     assert awake_unless(True)._command is None
@@ -224,6 +267,30 @@ def test_a_pause_ends_claims_and_gives_back_what_waits(
         assert job.result(PATIENCE)["object"] == "text_completion"
     eventually(lambda: live_workers(connection)[0]["paused"] is None)
     assert overview(connection)["notes"] == []
+
+
+def test_a_machine_that_hangs_while_it_is_read_stops_no_step(
+    start_worker: StartWorker, quick: None
+) -> None:
+    machine, reads, goes_on = Machine(), threading.Semaphore(0), threading.Event()
+
+    def on_battery() -> bool | None:
+        reads.release()
+        assert machine.now < 60 or goes_on.wait(PATIENCE)
+        return machine.battery
+
+    machine.on_battery = on_battery  # type: ignore[method-assign]
+    engine = FakeEngine(hold=True)
+    watch = MachineWatch(["battery"], machine, lambda: machine.now)
+    running = start_worker(engine, pause=Pause(watch, clock=lambda: machine.now))
+    job = submit(prompt="a")
+    engine.wait_for_tasks(1)
+    machine.now += LOOK_SECONDS
+    assert [reads.acquire(timeout=PATIENCE) for _ in range(2)] == [True, True]
+    running.take_turns()
+    engine.release()
+    assert job.result(PATIENCE)["object"] == "text_completion"
+    goes_on.set()
 
 
 def test_a_pause_that_lasts_gives_back_what_runs_without_an_attempt(

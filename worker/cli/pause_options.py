@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlx_rq.worker.cli.common import option
-from mlx_rq.worker.pause import CONDITIONS, Pause, QuietHours, unreadable
+from mlx_rq.worker.pause import Pause, QuietHours
+from mlx_rq.worker.process.machine_watch import CONDITIONS, MachineWatch, unreadable
 from mlx_rq.worker.process.power import KeepAwake, awake_command
 
 if TYPE_CHECKING:
@@ -31,9 +32,12 @@ class _Conditions(Words):
 
 
 class _QuietHours(Hours):
-    """A part of the day."""
+    """A part of the day: in the environment, several stand with commas or spaces between them."""
 
     name = "hours"
+
+    def split_envvar_value(self, value: str) -> list[str]:
+        return value.replace(",", " ").split()
 
     def convert(self, value: Any, param: Any, context: Any) -> QuietHours:
         if isinstance(value, QuietHours):
@@ -69,7 +73,7 @@ pause_options = (
 
 def pause_of(pause_on: str | None, quiet_hours: tuple[QuietHours, ...]) -> Pause:
     """Makes what the options ask for."""
-    return Pause(pause_on.split(",") if pause_on else (), quiet_hours)
+    return Pause(MachineWatch(pause_on.split(",") if pause_on else ()), quiet_hours)
 
 
 def awake_unless(no_keep_awake: bool) -> KeepAwake:

@@ -103,10 +103,12 @@ class LinuxReadings:
         """Says whether a zone is at the temperature from which on the kernel slows down."""
         limits = []
         for kind in self.root.glob("thermal/thermal_zone*/trip_point_*_type"):
-            limit = _read(kind.with_name(kind.name.replace("_type", "_temp")))
-            now = _read(kind.with_name("temp"))
-            if _read(kind) in ("passive", "hot") and limit and now and int(limit) > 0:
-                limits.append(int(now) >= int(limit))
+            limit = _number(kind.with_name(kind.name.replace("_type", "_temp")))
+            now = _number(kind.with_name("temp"))
+            if _read(kind) not in ("passive", "hot") or limit is None or now is None:
+                continue
+            if limit > 0:
+                limits.append(now >= limit)
         return any(limits) if limits else None
 
     def unused_seconds(self) -> float | None:
@@ -117,4 +119,11 @@ def _read(file: Path) -> str | None:
     try:
         return file.read_text(errors="replace").strip()
     except OSError:
+        return None
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(_read(file) or "")
+    except ValueError:
         return None

@@ -109,6 +109,15 @@ def test_linux_says_whether_it_slows_down_for_the_heat(
     assert LinuxReadings(tmp_path).too_warm() is warm
 
 
+@pytest.mark.parametrize("odd", ["", "N/A", "9" * 5000])
+def test_a_zone_that_tells_no_number_is_passed_by(tmp_path: Path, odd: str) -> None:
+    zone = {"trip_point_0_type": "passive", "trip_point_0_temp": "95000"}
+    _write(tmp_path / "thermal/thermal_zone0", {**zone, "temp": odd})
+    assert LinuxReadings(tmp_path).too_warm() is None
+    _write(tmp_path / "thermal/thermal_zone1", {**zone, "temp": "96000"})
+    assert LinuxReadings(tmp_path).too_warm() is True
+
+
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     folder.mkdir(parents=True)
     for name, text in files.items():
