@@ -20,13 +20,17 @@ logger = logging.getLogger("mlx_rq.worker")
 LINGER_SECONDS = 10.0
 """The machine is kept awake so long after the last job: the next may come at once."""
 
+_ENDS_WITHIN_SECONDS = 1.0
+"""So long its end is waited for: the worker does nothing else meanwhile."""
+
 
 class Child(Protocol):
     """What is asked of a started process."""
 
     def poll(self) -> int | None: ...
     def terminate(self) -> None: ...
-    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 def awake_command(
@@ -60,8 +64,14 @@ class _Session(subprocess.Popen[bytes]):
         )
 
     def terminate(self) -> None:
+        self._tell(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._tell(signal.SIGKILL)
+
+    def _tell(self, number: int) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGTERM)
+            os.killpg(self.pid, number)
 
 
 class KeepAwake:
@@ -90,9 +100,15 @@ class KeepAwake:
     def release(self) -> None:
         """Lets the machine sleep when it wants to."""
         child, self._child = self._child, None
-        if child is not None:
-            child.terminate()
-            child.wait()
+        if child is None:
+            return
+        for end in (child.terminate, child.kill):
+            end()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_ENDS_WITHIN_SECONDS)
+                return
+        assert self._command is not None
+        logger.warning("%s does not end; the machine may stay awake", self._command[0])
 
     def _hold(self) -> None:
         if self._command is None or (self._child is not None and self._child.poll() is None):

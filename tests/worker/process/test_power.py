@@ -25,7 +25,10 @@ class FakeChild:
     def terminate(self) -> None:
         self.code = -15
 
-    def wait(self) -> int:
+    def kill(self) -> None:
+        self.code = -9
+
+    def wait(self, timeout: float | None = None) -> int:
         assert self.code is not None, "it was not told to end"
         return self.code
 
@@ -114,6 +117,43 @@ def test_a_program_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFi
     awake.turn(True)
     assert len(caplog.messages) == 1
     assert "No such file or directory: '/no/such/caffeinate'" in caplog.text
+
+
+class Hanging(FakeChild):
+    """A process that does not end, whatever it is told; `kills` counts how often that was."""
+
+    kills = 0
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None:
+            pytest.fail("it is waited for without an end")
+        raise subprocess.TimeoutExpired("awake", timeout)
+
+
+def test_a_program_that_does_not_end_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    child = Hanging()
+    awake = KeepAwake(["awake"], lambda command: child)
+    awake.turn(True)
+    awake.release()
+    assert child.kills == 1
+    assert caplog.messages == ["awake does not end; the machine may stay awake"]
+
+
+def test_a_program_that_takes_no_notice_of_being_told_to_end_is_killed(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    child = _Session(["sh", "-c", f"trap '' TERM; sleep 60 & echo $! > {started}; wait; wait"])
+    grandchild = int(started.read_text())
+    awake = KeepAwake(["sh"], lambda command: child)
+    awake.turn(True)
+    awake.release()
+    assert child.poll() == -signal.SIGKILL
+    eventually(lambda: not runs(grandchild), "the end of what it had started")
 
 
 def test_without_a_command_nothing_is_done() -> None:
