@@ -110,7 +110,7 @@ class MLXWorker(RQRegistration):
         self._stream = StreamPublisher(engine, connection)
         self._outbox = Outbox(connection, Spool(options.spool), self.lost_data_since)
         self._held = HeldJobs(engine, self.claims, self._outbox, self._stream)
-        self._redis_retry = RedisRetry(self._redis_failed)
+        self._redis_retry = RedisRetry(self._redis_failed, ping=connection.ping)
         self._in_flight = InFlightRecord(connection, self.name, options.lease, self._redis_retry)
         self._integrity = IntegrityChecks(engine, self._outbox, self._in_flight.say)
         self._supervisor_pipe = supervisor_pipe or SupervisorPipe(None)

@@ -1,9 +1,11 @@
 """Redis that is away for a while: tried again now and then, while everything else goes on."""
 
+import threading
 import time
 from collections.abc import Callable
 
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 
@@ -20,6 +22,8 @@ class RedisRetry:
     """Whether Redis can be reached, as far as one thread knows.
 
     `failed` is told each error. Redis is then left alone for some `seconds` (None: RETRY_SECONDS).
+    With a `ping`, a Redis that did not answer in time is left alone until it answers to that one,
+    in a thread of its own: each attempt of this thread would take as long as the first.
     """
 
     def __init__(
@@ -28,11 +32,18 @@ class RedisRetry:
         *,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ping: Callable[[], object] | None = None,
     ) -> None:
         self._failed = failed
         self._seconds = seconds
         self._clock = clock
+        self._ping = ping
+        self._hangs = False
         self._away_until: float | None = None
+
+    @property
+    def _pause_seconds(self) -> float:
+        return RETRY_SECONDS if self._seconds is None else self._seconds
 
     @property
     def away(self) -> bool:
@@ -41,7 +52,9 @@ class RedisRetry:
 
     @property
     def pause(self) -> float:
-        """Seconds until it is to be tried again."""
+        """Seconds until it is to be tried again, at the earliest."""
+        if self._hangs:
+            return self._pause_seconds
         return 0.0 if self._away_until is None else max(0.0, self._away_until - self._clock())
 
     def attempt(self, action: Callable[[], object]) -> bool:
@@ -51,11 +64,25 @@ class RedisRetry:
         try:
             action()
         except (RedisError, RedisUnavailable) as error:
-            pause = RETRY_SECONDS if self._seconds is None else self._seconds
-            self._away_until = self._clock() + pause
+            self._away_until = self._clock() + self._pause_seconds
+            if self._ping is not None and isinstance(error, RedisTimeout):
+                self._hangs = True
+                threading.Thread(target=self._until_it_answers, name="ping", daemon=True).start()
             self._failed(error)
             return False
         return True
+
+    def _until_it_answers(self) -> None:
+        assert self._ping is not None
+        while True:
+            try:
+                self._ping()
+            except RedisTimeout:
+                continue
+            except (RedisError, OSError):
+                pass  # it is away in another way, which takes no time to find out
+            self._hangs = False
+            return
 
     def until_done(self, action: Callable[[], object], wait: Callable[[float], bool]) -> None:
         """Does something in Redis, as often as it takes, or until `wait` says that it is enough.

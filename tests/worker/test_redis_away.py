@@ -1,5 +1,7 @@
 """Redis is away for a while: nothing that was accepted is lost, and the worker goes on."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,28 @@ def test_a_restart_of_redis_loses_nothing(own_server: ValkeyServer) -> None:
         assert running.result(PATIENCE)["id"] == f"chatcmpl-{running.id}"
         waiting = submit(messages=HI, redis_url=url)
         assert waiting.result(PATIENCE)["id"] == f"chatcmpl-{waiting.id}"
+    own_server.stop()
+
+
+def test_a_redis_that_hangs_costs_one_timeout_and_not_each_step_another(
+    own_server: ValkeyServer,
+) -> None:
+    own_server.start()
+    url = f"redis://127.0.0.1:{own_server.port}/0"
+    with Redis.from_url(url) as connection:
+        process = connection.info("server")["process_id"]
+    engine = FakeEngine(hold=True)
+    with worker_in_thread(f"{url}?socket_timeout=0.5", engine):
+        job = submit(messages=HI, redis_url=url)
+        engine.wait_for_tasks(1)
+        os.kill(process, signal.SIGSTOP)
+        try:
+            steps = engine.steps
+            engine.wait_until(lambda engine: engine.steps > steps + 200)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        engine.release()
+        assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
     own_server.stop()
 
 

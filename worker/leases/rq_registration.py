@@ -16,9 +16,20 @@ from mlx_rq.worker.leases.name import NameLease, NameTaken
 
 logger = logging.getLogger("mlx_rq.worker")
 
+_LEAST_TIMEOUT = 2
+"""In seconds: longer than the longest blocking read of a worker."""
+
 
 class RQRegistration(BaseWorker):
     """What an MLXWorker is to RQ."""
+
+    @property
+    def connection_timeout(self) -> int:
+        """Seconds that a socket of the connection has to wait at least.
+
+        RQ has the length of its blocking reads here, and waits so long whatever the URL says.
+        """
+        return _LEAST_TIMEOUT
 
     def sign_on(self, name: NameLease) -> None:
         """Takes the name, enters RQ's lists and listens for commands; raises NameTaken."""

@@ -1,7 +1,10 @@
 """How often a Redis that is away is tried, and that waiting for it is no stall."""
 
+import threading
+
 import pytest
-from redis.exceptions import ConnectionError
+from fakes import PATIENCE, eventually
+from redis.exceptions import ConnectionError, TimeoutError
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable
 from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
@@ -85,3 +88,34 @@ def test_another_error_is_not_for_us() -> None:
     with pytest.raises(KeyError):
         redis_retry.attempt(action)
     assert not redis_retry.away
+
+
+@pytest.mark.parametrize("then", [None, ConnectionError("gone")])
+def test_a_redis_that_hangs_is_asked_by_another_thread_until_it_answers(
+    then: Exception | None,
+) -> None:
+    now, tried, asked, answers = 0.0, [], [], threading.Semaphore(0)
+
+    def action() -> None:
+        tried.append(now)
+        if now < 3:
+            raise TimeoutError("no answer")
+
+    def ping() -> None:
+        assert answers.acquire(timeout=PATIENCE)
+        asked.append(threading.current_thread())
+        if len(asked) < 2:
+            raise TimeoutError("no answer")
+        if then is not None:
+            raise then
+
+    redis_retry = RedisRetry(lambda error: None, seconds=1.0, clock=lambda: now, ping=ping)
+    for now in (0.0, 1.0, 2.0):
+        assert not redis_retry.attempt(action)
+        assert redis_retry.pause == 1.0, "seconds that can be waited"
+    answers.release(2)
+    now = 3.0
+    eventually(lambda: not redis_retry.away)
+    assert redis_retry.attempt(action)
+    assert tried == [0.0, 3.0]
+    assert threading.current_thread() not in asked
