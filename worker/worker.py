@@ -214,8 +214,10 @@ class MLXWorker(RQRegistration):
         self._redis_retry.attempt(self._commit)
         if self.options.check:
             self._integrity.turn(self._held.ids)
-        if self._redis_retry.away and not self.engine.running:
-            time.sleep(self._redis_retry.pause)
+        if self._redis_retry.away:
+            self._outbox.keep()
+            if not self.engine.running:
+                time.sleep(self._redis_retry.pause)
 
     def _progress(self) -> None:
         self._leases.progress()

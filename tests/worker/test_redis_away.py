@@ -253,24 +253,28 @@ def test_a_restart_of_redis_loses_nothing(own_server: ValkeyServer) -> None:
 
 
 def test_a_redis_that_hangs_costs_one_timeout_and_not_each_step_another(
-    own_server: ValkeyServer,
+    own_server: ValkeyServer, tmp_path: Path
 ) -> None:
     own_server.start()
     url = f"redis://127.0.0.1:{own_server.port}/0"
     with Redis.from_url(url) as connection:
         process = connection.info("server")["process_id"]
-    engine = FakeEngine(hold=True)
-    with worker_in_thread(f"{url}?socket_timeout=0.5", engine):
-        job = submit(messages=HI, redis_url=url)
-        engine.wait_for_tasks(1)
+    engine, spool = FakeEngine(hold=True), tmp_path / "spool"
+    with worker_in_thread(f"{url}?socket_timeout=0.5", engine, spool=spool):
+        first, second = submit_many([{"messages": HI}] * 2, redis_url=url)
+        engine.wait_for_tasks(2)
         os.kill(process, signal.SIGSTOP)
         try:
             steps = engine.steps
             engine.wait_until(lambda engine: engine.steps > steps + 200)
+            engine.release(first.id)
+            eventually((spool / f"{first.id}.json").exists, "an answer that is kept on disk")
         finally:
             os.kill(process, signal.SIGCONT)
         engine.release()
-        assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+        for job in (first, second):
+            assert job.result(PATIENCE)["id"] == f"chatcmpl-{job.id}"
+        assert not list(spool.iterdir())
     own_server.stop()
 
 

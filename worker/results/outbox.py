@@ -42,6 +42,10 @@ class Outbox:
         """Takes answers in; nothing is sent yet."""
         self._waiting += finished
 
+    def keep(self) -> None:
+        """Writes what is here to the disk: Redis is away, and nothing is sent for a while."""
+        self._spool.keep(self._waiting)
+
     def send(self) -> list[ClaimedJob]:
         """Commits what is here and returns the jobs that are done with; the others stay.
 

@@ -110,7 +110,8 @@ def test_a_redis_that_hangs_is_asked_by_another_thread_until_it_answers(
             raise then
 
     redis_retry = RedisRetry(lambda error: None, seconds=1.0, clock=lambda: now, ping=ping)
-    for now in (0.0, 1.0, 2.0):
+    for at in (0.0, 1.0, 2.0):
+        now = at
         assert not redis_retry.attempt(action)
         assert redis_retry.pause == 1.0, "seconds that can be waited"
     answers.release(2)
