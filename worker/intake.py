@@ -19,6 +19,8 @@ from mlx_rq.worker.window import Window
 
 logger = logging.getLogger("mlx_rq.worker")
 
+_SUSPENDED = "RQ's workers are suspended (`rq resume` ends that)"
+
 
 class Intake:
     """Moves jobs from the queues to those that are held, and back. Its methods raise RedisError.
@@ -50,6 +52,8 @@ class Intake:
         self._turn = 0
         self.empty = False
         """The last look into the queues found nothing, and nothing is held."""
+        self.suspended: str | None = None
+        """That all of RQ's workers are to rest, in words. As of the last look."""
 
     def claim(self, most: int | None) -> list[ClaimedJob]:
         """Claims a piece of the window, or up to `most` jobs."""
@@ -89,7 +93,10 @@ class Intake:
     @property
     def open(self) -> bool:
         """Whether jobs may be claimed now."""
-        return self._pause.reason is None and not self._is_suspended()
+        if self._pause.reason is not None:
+            return False
+        self.suspended = _SUSPENDED if self._is_suspended() else None
+        return self.suspended is None
 
     @property
     def _alone(self) -> bool:

@@ -87,16 +87,15 @@ class Pause:
         late = self._clock() - self._since > grace
         return [job_id for job_id in jobs if late or job_id not in in_flight]
 
-    def look(self) -> bool:
-        """Finds out whether to pause; says whether the reason has changed."""
+    def look(self) -> None:
+        """Finds out whether to pause."""
         reason = self._quiet() or self._machine.reason()
         if reason == self.reason:
-            return False
+            return
         if self.reason is None:
             self._since = self._clock()
         self.reason = reason
         logger.info("taking jobs again" if reason is None else f"taking no jobs: {reason}")
-        return True
 
     def _quiet(self) -> str | None:
         if not self._quiet_hours:

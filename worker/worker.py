@@ -137,6 +137,7 @@ class MLXWorker(RQRegistration):
             lambda: self._leases.say(),
         )
         self._stop = Stop(options.grace)
+        self._said_paused: str | None = None
         self._stats = WindowStats(lambda: engine.totals)
         holder = self._supervisor_pipe.holder
         self._name = NameLease(lease_connection, self.name, holder, seconds=2 * options.lease)
@@ -162,10 +163,15 @@ class MLXWorker(RQRegistration):
             "machine": self.options.machine,
             "chip": chip(),
             **this_process(),
-            "paused": self._pause.reason,
+            "paused": self._paused,
             "ended": self._outbox.ended,
             "discarded": self._outbox.discarded,
         }
+
+    @property
+    def _paused(self) -> str | None:
+        """Why no jobs are taken now, in words."""
+        return self._pause.reason or self._intake.suspended
 
     def run(self) -> int:
         """Works until it is told to stop (or has done what `burst` and `max_jobs` ask for).
@@ -240,8 +246,10 @@ class MLXWorker(RQRegistration):
 
     def _heed_pause(self) -> None:
         """Finds out whether to pause, and gives back what is not to stay here then."""
-        if self._pause.look():
+        self._pause.look()
+        if self._said_paused != self._paused:
             self._leases.say()
+            self._said_paused = self._paused
         if not self._stop.asked:
             self._intake.heed_pause()
 
@@ -264,12 +272,11 @@ class MLXWorker(RQRegistration):
 
     def _wait(self) -> None:
         """Waits for a wake-up; one that comes in a pause is for the others."""
-        paused = self._pause.reason is not None
         self._stats.idle()
-        self.say_state(WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE)
+        self.say_state(WorkerStatus.SUSPENDED if self._paused else WorkerStatus.IDLE)
         if self._intake.open:
             self.claims.say_idle(IDLE_SECONDS, self._changes.able)
-        self.claims.wait(IDLE_SECONDS, () if paused else self._changes.awaited)
+        self.claims.wait(IDLE_SECONDS, () if self._pause.reason else self._changes.awaited)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         """Gives claimed jobs to the engine."""

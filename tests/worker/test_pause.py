@@ -12,8 +12,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from click.testing import CliRunner
-from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, until_idle
 from redis import Redis
+from rq.suspension import resume, suspend
 
 from mlx_rq import submit, submit_many
 from mlx_rq.jobs.openai.requests import ANY_MODEL
@@ -82,10 +83,11 @@ ALL = ("battery", "thermal", "user")
 )
 def test_why_a_worker_pauses(readings: dict[str, Any], reason: str | None) -> None:
     pause = Machine(**readings).pause(*ALL)
-    assert pause.look() is (reason is not None)
+    pause.look()
     assert pause.reason == reason
     others = Machine(**readings).pause()
-    assert (others.look(), others.reason) == (False, None), "nobody asked for it"
+    others.look()
+    assert others.reason is None, "nobody asked for it"
 
 
 def test_the_machine_is_read_now_and_then() -> None:
@@ -94,12 +96,15 @@ def test_the_machine_is_read_now_and_then() -> None:
     pause.look()
     machine.battery = True
     machine.now += LOOK_SECONDS - 1
-    assert (pause.look(), pause.reason, machine.looks) == (False, None, 1)
+    pause.look()
+    assert (pause.reason, machine.looks) == (None, 1)
     machine.now += 1
-    assert (pause.look(), machine.looks) == (True, 2)
+    pause.look()
+    assert (pause.reason, machine.looks) == ("the machine runs on its battery", 2)
     machine.battery = False
     machine.now += LOOK_SECONDS
-    assert (pause.look(), pause.reason) == (True, None)
+    pause.look()
+    assert (pause.reason, machine.looks) == (None, 3)
 
 
 def test_what_waits_goes_at_once_and_what_runs_after_the_grace() -> None:
@@ -217,7 +222,8 @@ def test_the_options_make_what_they_ask_for() -> None:
     assert pause.reason == "quiet hours 00:00-24:00"
     assert pause._machine._conditions == ["battery", "thermal"]
     never = pause_of(None, ())
-    assert (never.look(), never.reason) == (False, None)
+    never.look()
+    assert never.reason is None
     assert awake_unless(True)._command is None
     assert awake_unless(False)._command == awake_command(os.getpid())
 
@@ -267,6 +273,22 @@ def test_a_pause_ends_claims_and_gives_back_what_waits(
         assert job.result(PATIENCE)["object"] == "text_completion"
     eventually(lambda: live_workers(connection)[0]["paused"] is None)
     assert overview(connection)["notes"] == []
+
+
+def test_it_is_told_that_rq_has_its_workers_rest(
+    start_worker: StartWorker, connection: Redis, quick: None
+) -> None:
+    resting = "RQ's workers are suspended (`rq resume` ends that)"
+    running = start_worker()
+    until_idle(connection)
+    suspend(connection)
+    job = submit(prompt="a")
+    eventually(lambda: live_workers(connection)[0]["paused"] == resting)
+    eventually(lambda: running.worker.get_state() == "suspended")
+    assert job.info()["note"] == f"no worker takes jobs of the model 'default' now: {resting}"
+    resume(connection)
+    assert job.result(PATIENCE)["object"] == "text_completion"
+    eventually(lambda: live_workers(connection)[0]["paused"] is None)
 
 
 def test_a_machine_that_hangs_while_it_is_read_stops_no_step(
