@@ -196,11 +196,7 @@ class Sharing:
             self.ragged = on and _takes_ragged_steps(model, verdict)
             self.slow = on and bool(of_several(make_prompt_cache(model)))
             if on and bits is not None:
-                part, drift = quantized(model, bits)
-                self._quantized = (
-                    f"; in {bits} bits: {part:.0%} of the bytes, and log-probabilities drift by "
-                    f"{drift:.2g} in a trial"
-                )
+                self._quantized = _told(bits, *quantized(model, bits))
             self.on = on  # last: where the device fails at any of it, nothing stays installed
         finally:
             if not self.on:
@@ -208,6 +204,11 @@ class Sharing:
 
     def __str__(self) -> str:
         way = "held once" if self.on else "copied into each sequence"
+        if self.slow:
+            way = (
+                "copied into each sequence, which is quicker; held once where there is no memory "
+                "for that"
+            )
         return f"{way} ({self.why}){self._quantized}"
 
     def remove(self) -> None:
@@ -215,6 +216,15 @@ class Sharing:
         if self.on:
             self.on, self.why = False, "removed"
             self._installation.remove()
+
+
+def _told(bits: int, part: float, drift: float) -> str:
+    if part >= 1:
+        return f"; not in {bits} bits (no layer can be)"
+    return (
+        f"; in {bits} bits: {part:.0%} of the bytes, and log-probabilities drift by {drift:.2g} in "
+        "a trial"
+    )
 
 
 def _tried(model: Module, verdict: Verdict, installation: Installation) -> tuple[bool, str]:

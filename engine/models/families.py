@@ -14,7 +14,10 @@ class Family(NamedTuple):
     batches: str
     """What is: sequences of "any" lengths, prompts of "equal" length, or each sequence "alone"."""
     shares: str
-    """In which layers a prefix is held once: "all", "some", or "none", where it is copied."""
+    """In which layers a prefix is held once: "all", "some", or "none", where it is copied.
+
+    While there is memory for that, where copies are quicker.
+    """
 
 
 def family_of(model_type: str) -> Family | None:

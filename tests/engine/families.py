@@ -36,7 +36,7 @@ is made tiny, with random weights in float32, and asked in batches what it was a
 - **Batches**: *any*, sequences of any lengths; *equal*, prompts are prefilled together only where
   what is left of them beyond their prefix is of equal length; *alone*, one sequence at a time.
 - **Prefixes**: in how many layers they are held once for all their sequences; in the others they are
-  copied into each.
+  copied into each. Where copies are quicker, they are copied as long as there is memory.
 - **Same answers**: how many of {{jobs}} greedy answers were those that the prompts have alone.
 
 | model file | batches | prefixes | same answers | why |
@@ -102,6 +102,7 @@ def row(family: str) -> Row:
     )
     sharing = engine._running.sharing
     held = sharing.why if sharing.on else "copied"
+    held = f"copied, or {held}" if sharing.slow else held
     reasons = (why, "" if sharing.on or batching is Batching.ALONE else sharing.why)
     told = [_short(one) for one in (*reasons, NOTES.get(family, "")) if one]
     return Row(family, _SHORT[batching], held, f"{same} of {JOBS}", "; ".join(told))
@@ -133,7 +134,7 @@ def by_type(rows: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 
 def _layers(prefixes: str) -> str:
     held, _, layers = prefixes.removesuffix(" layers").partition(" of ")
-    return "none" if prefixes == "copied" else "all" if held == layers else "some"
+    return "none" if prefixes.startswith("copied") else "all" if held == layers else "some"
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ def test_what_is_shipped_says_the_same_by_the_types_of_configs() -> None:
     assert family_of("gpt_oss") == Family("any", "some")
     assert family_of("mamba") == Family("equal", "none")
     assert family_of("gemma2") == Family("alone", "none")
+    assert family_of("deepseek_v32") == Family("any", "none"), "copies are quicker"
     assert family_of("bitnet") is family_of("nobody's") is None
 
 

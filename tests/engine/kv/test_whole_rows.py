@@ -1,6 +1,7 @@
 """Layers that keep several caches of tokens: a prefix is held once, and each row fetched whole."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from driving import Body, finish, greedy_text, run, task, texts
 from tiny import random_model
 
+from mlx_rq.engine.engine import MLXEngine
 from mlx_rq.engine.kv.segment import WholeSegment
 from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.scheduling.budget import measure_kv
 
 TOPK = 8
@@ -54,7 +57,16 @@ def test_rows_on_a_prefix_answer_as_alone(model: LoadedModel) -> None:
     for i, body in enumerate(asked):
         assert texts(results[str(i)]) == [greedy_text(model, body)]
     assert sharing > 1
-    assert "held once" in engine.prefix_sharing
+
+
+def test_what_is_told_is_that_they_are_copied(model: LoadedModel) -> None:
+    engine = MLXEngine(model, EngineOptions(kv_bits=8))
+
+    assert re.fullmatch(
+        r"copied into each sequence, which is quicker; held once where there is no memory for that "
+        r"\(\d of \d layers\); not in 8 bits \(no layer can be\)",
+        engine.prefix_sharing,
+    )
 
 
 def test_copies_are_quicker_and_taken_where_there_is_memory(model: LoadedModel) -> None:
