@@ -167,7 +167,7 @@ def reachable(connection: Redis) -> Iterator[None]:
         yield
     except AuthenticationError as error:
         raise RedisUnavailable(
-            f"Redis at {address(connection)} refused the login: {error}. "
+            f"Redis at {address(connection)} refused the login: {in_a_sentence(error)}. "
             f"Put the user and password into {URL_VARIABLE} (redis://user:password@host:port/0)."
         ) from error
     except (ConnectionError, TimeoutError) as error:
