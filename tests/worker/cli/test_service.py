@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from mlx_rq.worker.cli.doctor.services import service_findings
 from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.cli.service import launchd
 from mlx_rq.worker.cli.service.definition import Service, needed, why_it_may_go
 from mlx_rq.worker.cli.service.logged import run_logged
 from mlx_rq.worker.cli.service.systemd import Systemd
@@ -239,6 +240,8 @@ def test_an_agent_of_launchd(
     domain = f"gui/{os.getuid()}"
     assert home.calls() == [
         f"launchctl bootout {domain}/mlx-rq.night",
+        f"launchctl print {domain}/mlx-rq.night",
+        f"launchctl print {domain}/mlx-rq.night",
         f"launchctl bootstrap {domain} {path}",
     ]
     home.program("launchctl", "printf '\\tstate = running\\n\\tpid = 12\\n'")
@@ -247,8 +250,90 @@ def test_an_agent_of_launchd(
     home.program("tail", 'echo "tail $*"')
     assert Systemd().logs("up", 5, True)[-1] == "--follow"
     assert run("logs", "night", "-n", "5").exit_code == 0
+    home.program("launchctl", "exit 113")
     assert run("uninstall", "night").exit_code == 0
     assert not path.exists()
+
+
+LAUNCHCTL = """
+loaded={folder}/loaded leaving={folder}/leaving
+case $1 in
+    print)
+        test -e $loaded || {{ echo 'Could not find service' >&2; exit 113; }}
+        echo '  state = running'
+        if test -e $leaving; then  # it is seen twice more
+            echo >> $leaving
+            test "$(wc -l < $leaving)" -gt 2 && rm $loaded $leaving
+        fi;;
+    bootout)
+        test -e $loaded || {{ echo 'Boot-out failed: 3: No such process' >&2; exit 3; }}
+        touch $leaving; echo 'Boot-out failed: 36: Operation now in progress' >&2; exit 36;;
+    bootstrap)
+        test -e $loaded && {{ echo 'Bootstrap failed: 5: Input/output error' >&2; exit 5; }}
+        touch $loaded;;
+esac
+exit 0
+"""
+"""A launchd whose services take a while to end; until then it takes none of the same name."""
+
+
+@pytest.fixture
+def slow_launchd(home: Home, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Gives the file that is there while the service is loaded."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(launchd, "_POLL_SECONDS", 0.001)
+    home.program("launchctl", LAUNCHCTL.format(folder=home.folder))
+    return home.folder / "loaded"
+
+
+def test_an_agent_that_takes_a_while_to_end_is_waited_for(
+    slow_launchd: Path, run: Callable[..., Result]
+) -> None:
+    for _ in range(2):  # the second takes the place of the first, which runs
+        assert run("install", "--yes").exit_code == 0
+        assert slow_launchd.exists()
+    assert run("start").exit_code == 0, "it runs, which is what was asked for"
+    assert run("stop").exit_code == 0
+    assert not slow_launchd.exists()
+    assert "Could not find service" in run("stop").stderr
+    assert run("start").exit_code == 0
+    assert slow_launchd.exists()
+    assert run("uninstall").exit_code == 0
+    assert not slow_launchd.exists()
+
+
+def test_an_agent_that_does_not_end_is_told_of(
+    slow_launchd: Path, home: Home, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("install", "--yes").exit_code == 0
+    monkeypatch.setattr(launchd, "_GONE_WITHIN_SECONDS", 0.0)
+    stopped = run("stop")
+    assert stopped.exit_code == 1
+    assert stopped.stderr == "Error: up is still stopping: `mlx-rq service status up` tells\n"
+
+
+def test_a_name_that_launchd_has_not_let_go_of_yet_is_tried_again(
+    slow_launchd: Path, home: Home, run: Callable[..., Result]
+) -> None:
+    fails_twice = "echo >> $0.tries; test $(wc -l < $0.tries) -gt 2 && exit 0"
+    eio = "echo 'Bootstrap failed: 5: Input/output error' >&2; exit 5"
+    home.program("launchctl", f"test $1 = bootstrap || exit 113; {fails_twice}; {eio}")
+    assert run("install", "--yes").exit_code == 0
+
+
+def test_without_a_login_at_the_screen_an_agent_cannot_start(
+    slow_launchd: Path, home: Home, run: Callable[..., Result]
+) -> None:
+    said = "Bootstrap failed: 125: Domain does not support specified action"
+    home.program("launchctl", f"echo {said!r} >&2; exit 125")
+    installed = run("install", "--yes")
+    assert installed.exit_code == 1
+    why, then = installed.stderr.splitlines()
+    assert why.endswith(
+        f"{said}. launchd starts agents of users who are logged in at the screen only, not by ssh: "
+        "log in there, and have macOS do so after a restart (automatic login)"
+    )
+    assert then.endswith("does not run yet: `mlx-rq service start up` starts it.")
 
 
 @pytest.mark.parametrize(

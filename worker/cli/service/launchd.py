@@ -3,14 +3,30 @@
 import os
 import plistlib
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from xml.parsers.expat import ExpatError
+
+import click
 
 from mlx_rq.worker.cli.service.definition import STOP_SECONDS, Service
 from mlx_rq.worker.cli.service.programs import call, output, quietly
 
 PROGRAM = "launchctl"
+
+_GONE_WITHIN_SECONDS = STOP_SECONDS + 10.0
+"""launchd kills what has not ended after STOP_SECONDS."""
+_LET_GO_WITHIN_SECONDS = 15.0
+"""A name that is gone may not be taken again for so long: an error in the meantime is none."""
+_POLL_SECONDS = 0.5
+
+_NOT_YET = "Input/output error"
+_NO_DOMAIN = "Domain does not support specified action"
+_NO_LOGIN = (
+    "launchd starts agents of users who are logged in at the screen only, not by ssh: log in "
+    "there, and have macOS do so after a restart (automatic login)"
+)
 
 
 class Launchd:
@@ -48,20 +64,48 @@ class Launchd:
         return plistlib.dumps(definition, sort_keys=False).decode()
 
     def installed(self, name: str) -> str | None:
-        """Has the definition taken, and started."""
-        quietly(PROGRAM, "bootout", _target(name))
+        """Has the definition taken, and started; the one before is waited for."""
+        self._leave(name)
         self.start(name)
         return None
 
     def removed(self, name: str) -> None:
         """Has it forgotten, before its file goes."""
-        quietly(PROGRAM, "bootout", _target(name))
+        self._leave(name)
 
     def start(self, name: str) -> None:
-        call(PROGRAM, "bootstrap", _domain(), str(self.file(name)))
+        deadline = time.monotonic() + _LET_GO_WITHIN_SECONDS
+        while not self._is_loaded(name):
+            try:
+                call(PROGRAM, "bootstrap", _domain(), str(self.file(name)))
+                return
+            except click.ClickException as error:
+                if _NO_DOMAIN in error.message:
+                    raise click.ClickException(f"{error.message}. {_NO_LOGIN}") from None
+                if _NOT_YET not in error.message or time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
 
     def stop(self, name: str) -> None:
-        call(PROGRAM, "bootout", _target(name))
+        call(PROGRAM, "print", _target(name))  # says so where it is not loaded
+        self._leave(name)
+
+    def _is_loaded(self, name: str) -> bool:
+        return bool(output(PROGRAM, "print", _target(name)))
+
+    def _leave(self, name: str) -> None:
+        """Has launchd end and forget it, if it is loaded; returns when it has.
+
+        launchd itself does not wait: it would not take the same name again before.
+        """
+        quietly(PROGRAM, "bootout", _target(name))
+        deadline = time.monotonic() + _GONE_WITHIN_SECONDS
+        while self._is_loaded(name):
+            if time.monotonic() > deadline:
+                raise click.ClickException(
+                    f"{name} is still stopping: `mlx-rq service status {name}` tells"
+                )
+            time.sleep(_POLL_SECONDS)
 
     def status(self, name: str) -> tuple[bool, str]:
         """Says whether it runs, and in a line what is known."""
