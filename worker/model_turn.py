@@ -48,7 +48,7 @@ class ModelTurn:
             self._awake.release()
             self._say()
         self._look_for_others()
-        if self._changes.due:
+        if self._changes.due and self._intake.open:
             self._make_way()
             if not self._held:
                 self._load_next()

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.validation import validate
 from mlx_rq.jobs.queue.overview import overview
 from mlx_rq.jobs.queue.workers import ModelState, live_workers
+from mlx_rq.worker import worker as worker_module
 from mlx_rq.worker.models import changes, choice, setbacks
 from mlx_rq.worker.models.changes import Interrupted, ModelChanges
 from mlx_rq.worker.models.choice import Backlog, Change
 from mlx_rq.worker.models.loading_notes import LoadingNotes
 from mlx_rq.worker.models.observed import states_elsewhere
 from mlx_rq.worker.models.switch import EngineSwitch, ServedModel
+from mlx_rq.worker.pause import Pause, QuietHours
 from mlx_rq.worker.process.power import KeepAwake
 
 BODY = {"prompt": "Once", "max_tokens": 4}
@@ -190,6 +193,30 @@ def test_what_runs_is_finished_and_what_waits_goes_back_before_a_change(
     assert answered_by(of_a) == ["a"] * 5
     assert shelf.loaded == ["a", "b", "a"]
     assert worker.stop() == 6
+
+
+def test_no_model_is_loaded_in_a_pause(
+    start_worker: StartWorker, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.01)
+    shelf, moment = Shelf("a", "b", hold=True), datetime(2026, 11, 28, 8)
+    shelf.engines["b"].release()
+    pause = Pause(quiet_hours=[QuietHours.read("09:00-18:00")], now=lambda: moment)
+    worker = start_worker(switch=shelf.switch, pause=pause, grace=3600.0, max_wait=0.0)
+    (first,) = jobs_for("a")
+    shelf.engines["a"].wait_for_tasks(1)
+    (second,) = jobs_for("b")
+    eventually(lambda: worker.worker._changes.due)
+    moment = moment.replace(hour=9)
+    eventually(lambda: described(connection)["paused"] == "quiet hours 09:00-18:00")
+    shelf.engines["a"].release()
+    first.result(PATIENCE)
+    steps = shelf.engines["a"].steps
+    shelf.engines["a"].wait_until(lambda engine: engine.closed == 1 or engine.steps > steps + 2)
+    assert (second.status(), shelf.loaded) == ("queued", ["a"])
+    moment = moment.replace(hour=18)
+    assert answered_by([second]) == ["b"]
 
 
 def test_it_says_what_is_loaded_and_what_is_next_and_why(
