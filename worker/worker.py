@@ -202,10 +202,11 @@ class MLXWorker(RQRegistration):
     def _turn(self) -> None:
         """One pass of the loop. A Redis that is away stops neither decoding nor the loop."""
         # What is finished goes first: else its job, whose lease ran out, may be claimed again.
-        self._redis_retry.attempt(self._commit)
+        sent = self._redis_retry.attempt(self._commit)
         self._redis_retry.attempt(self._heed_pause)
         self._redis_retry.attempt(self._choose_model)
-        self._redis_retry.attempt(self._take)
+        if sent:
+            self._redis_retry.attempt(self._take)
         self._redis_retry.attempt(self._intake.give_to_idle)
         self._awake.turn(bool(self._held))
         self._held.end_interrupted()
