@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from mlx_rq.worker.leases.claim import Claims
 from mlx_rq.worker.leases.machine import machine
 from mlx_rq.worker.models.switch import EngineSwitch
 from mlx_rq.worker.options import WorkerOptions
-from mlx_rq.worker.process import throttle
+from mlx_rq.worker.process import supervisor, throttle
 from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
 from mlx_rq.worker.process.supervisor_pipe import SupervisorPipe
 from mlx_rq.worker.results import outbox
@@ -56,6 +57,18 @@ class Config:
     kills: int = 1
     counter: str = ""
     """Where the kills are counted: the beginning of a path."""
+    hours: str = ""
+    """A file of as many bytes as hours passed for the supervisor while its worker hung. Without it,
+    none pass."""
+
+    def an_hour_passes(self) -> None:
+        if self.hours:
+            with open(self.hours, "ab") as hours:
+                hours.write(b".")
+
+    def clock(self) -> float:
+        hours = Path(self.hours)
+        return time.monotonic() + 3600 * (hours.stat().st_size if hours.is_file() else 0)
 
     def seam(self, name: str) -> None:
         """Ends the process as a `kill -9` does, if this is the place and it is not done yet."""
@@ -119,7 +132,9 @@ def work(config: Config) -> int:
     supervisor_pipe = SupervisorPipe.from_environment()
     supervisor_pipe.stop_with_supervisor()
     worker = MLXWorker(
-        EngineSwitch.of(ScriptedEngine(config.capacity, config.pace, config.seam)),
+        EngineSwitch.of(
+            ScriptedEngine(config.capacity, config.pace, config.seam, config.an_hour_passes)
+        ),
         new_connection(config.url),
         new_connection(config.url),
         name=config.name,
@@ -149,6 +164,7 @@ def work(config: Config) -> int:
 def supervise(config: Config, command: list[str]) -> int:
     """Supervises a child of this same program."""
     say("supervises")
+    supervisor._LOOK_SECONDS = 0.05
     options = {"first_pause": 0.01, "longest_pause": 0.1, "healthy": 0.0, **config.supervisor}
     return Supervisor(
         command,
@@ -157,6 +173,7 @@ def supervise(config: Config, command: list[str]) -> int:
         machine=machine_of(config),
         environment=os.environ,
         options=SupervisorOptions(**options),
+        clock=config.clock,
     ).run()
 
 

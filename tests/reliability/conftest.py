@@ -18,6 +18,7 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[StartProgram]:
         def start(role: str = "supervise", **config: Any) -> Program:
             config = {"url": redis_url, "data": str(tmp_path / "data"), **config}
             config = {"counter": str(tmp_path / "kills"), **config}
+            config = {"hours": str(tmp_path / "hours"), **config}
             return stack.enter_context(closing(Program(role, **config)))
 
         yield start

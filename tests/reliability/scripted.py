@@ -9,7 +9,6 @@ Answers are a function of the job's id, so that one that was altered is found ou
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,14 +30,22 @@ def verb(task: Task) -> str:
 
 
 class ScriptedEngine(FakeEngine):
-    """See above. `seam` is called with the name of each place where a worker may be killed."""
+    """See above. `seam` is called with the name of each place where a worker may be killed.
+
+    `hangs` is called again and again by one that hangs.
+    """
 
     def __init__(
-        self, capacity: int, pace: float = 0.0, seam: Callable[[str], None] = lambda name: None
+        self,
+        capacity: int,
+        pace: float = 0.0,
+        seam: Callable[[str], None] = lambda name: None,
+        hangs: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(capacity=capacity)
         self._pace = pace
         self._seam = seam
+        self._hangs = hangs
         self._steps: dict[str, int] = {}
 
     def throttle(self, share: float) -> None:
@@ -84,7 +91,8 @@ class ScriptedEngine(FakeEngine):
             case "hang":
                 say("hangs")
                 while True:
-                    threading.Event().wait()
+                    self._hangs()
+                    time.sleep(0.01)
         if does == "hold":
             if not Path(argument).exists():
                 time.sleep(0.01)

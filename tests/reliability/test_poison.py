@@ -31,7 +31,7 @@ def test_poison_ends_as_a_dead_letter_after_three_deaths_and_the_innocent_are_an
     jobs = submit_many([{"prompt": prompt} for prompt in prompts])
     poison, innocent = jobs[6], [job for job in jobs if job is not jobs[6]]
 
-    program = start(capacity=8, supervisor={"stall": 2.0 if does == "hang" else 60.0})
+    program = start(capacity=8)
 
     assert code_of(poison) == "max_attempts_exceeded"
     all_answered(innocent)

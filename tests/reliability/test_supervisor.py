@@ -2,17 +2,25 @@
 
 import os
 import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from checks import all_answered, attempts_lost
-from fakes import FakeEngine, eventually, until_idle, worker_in_thread
+from fakes import PATIENCE, FakeEngine, eventually, until_idle, worker_in_thread
 from harness import Program, StartProgram
 from redis import Redis
 
 from mlx_rq import submit, submit_many
-from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions
-from mlx_rq.worker.process.supervisor_pipe import REDIS_AWAY, SupervisorPipe
+from mlx_rq.worker import worker as worker_module
+from mlx_rq.worker.process import supervisor_pipe
+from mlx_rq.worker.process.supervisor import Supervisor, SupervisorOptions, _Life
+from mlx_rq.worker.process.supervisor_pipe import PROGRESS, REDIS_AWAY, SupervisorPipe
 from mlx_rq.worker.process.throttle import GROW_SECONDS, Throttle
 
 
@@ -20,7 +28,7 @@ def test_a_worker_that_hangs_is_killed_and_started_again(
     start: StartProgram, connection: Redis, redis_url: str
 ) -> None:
     job = submit(prompt="hang", max_attempts=1)
-    program = start(supervisor={"stall": 0.5})
+    program = start()
     program.until("hangs")
     program.until("log no progress")
     program.until("ready", 2)
@@ -33,19 +41,54 @@ def test_a_worker_that_hangs_at_its_very_first_job_is_killed_too(
     start: StartProgram, redis_url: str
 ) -> None:
     submit(prompt="hang")
-    program = start(supervisor={"stall": 0.5})
+    program = start()
     # the second worker finds the job at the head of the queue before it has done anything else
     program.until("log no progress", 3)
 
 
-def test_a_worker_that_is_idle_is_not_taken_for_one_that_hangs(
-    start: StartProgram, connection: Redis, redis_url: str
+def test_a_worker_that_is_idle_says_that_it_does_not_hang(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = start(supervisor={"stall": 0.8}, idle=0.1)  # the seconds that it waits for a wake-up
-    program.until("ready")
-    connection.blpop(["nobody rings this"], timeout=1.5)
-    all_answered(submit_many([{"prompt": "answer"}]))
-    assert len(program.said("started")) == 1
+    monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.01)  # until it gives up on a wake-up
+    monkeypatch.setattr(supervisor_pipe, "_BEATS_SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, worker_in_thread(redis_url) as worker:
+        until_idle(connection)
+        worker.worker._supervisor_pipe = SupervisorPipe(theirs)
+        ours.settimeout(PATIENCE)
+        assert [ours.recv(1) for _ in range(3)] == [PROGRESS] * 3
+
+
+@contextmanager
+def ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Leaves no process behind, whatever comes of the test."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def test_a_worker_is_killed_when_it_was_silent_for_too_long_and_not_before(
+    connection: Redis,
+) -> None:
+    now = 1000.0
+    watched = supervisor(connection, stall=60.0, clock=lambda: now)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["sleep", "600"])
+    life = _Life(process, ours, now)
+    watching = threading.Thread(target=watched._watch, args=(life,), daemon=True)
+    with ours, theirs, process, ending(process):
+        watching.start()
+        for _ in range(5):
+            now += 59.9
+            theirs.send(PROGRESS)
+            eventually(lambda heard=now: life.last_progress == heard, "hearing of it")  # type: ignore[misc]
+        assert (process.poll(), life.stalled) == (None, False)
+
+        now += 60.0
+        watching.join(PATIENCE)
+
+        assert (process.poll(), life.stalled) == (-signal.SIGKILL, True)
 
 
 def test_the_batch_is_halved_after_a_crash_like_memory_and_grows_again(
@@ -81,7 +124,9 @@ def test_a_batch_grows_when_its_time_has_come_and_not_before() -> None:
     assert seen == [4, 4, 8, 8, 16, 16]
 
 
-def supervisor(connection: Redis, **options: float) -> Supervisor:
+def supervisor(
+    connection: Redis, clock: Callable[[], float] = time.monotonic, **options: float
+) -> Supervisor:
     return Supervisor(
         ["false"],
         connection,
@@ -89,6 +134,7 @@ def supervisor(connection: Redis, **options: float) -> Supervisor:
         machine="",
         environment={},
         options=SupervisorOptions(**options),
+        clock=clock,
     )
 
 
