@@ -39,7 +39,7 @@ def test_what_does_not_wait_is_taken(away: RunningServer, start_worker: StartWor
     response = _post(away, "/v1/responses", model="fake", input="Hi", background=True)
     assert (response.status_code, response.json()["status"]) == (200, "queued")
     start_worker(FakeEngine(answer_with=answer_any), served_names=["org/name"])
-    ended = away.http.get(f"/v1/jobs/{job.json()['id']}?wait=20").json()
+    ended = away.http.get(f"/v1/jobs/{job.json()['id']}?wait=50").json()
     assert ended["status"] == "completed"
 
 

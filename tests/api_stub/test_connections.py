@@ -13,7 +13,7 @@ import pytest
 from fakes import PATIENCE, eventually
 from servers import RunningServer, StartServer, run_server
 
-from mlx_rq import submit
+from mlx_rq import Job, submit
 from mlx_rq.api_stub import connections
 from mlx_rq.api_stub.connections import Bounds
 from mlx_rq.api_stub.settings import Settings
@@ -29,11 +29,19 @@ class Clients:
     def __init__(self, server: RunningServer, stack: ExitStack) -> None:
         self._address = "127.0.0.1", int(server.url.rpartition(":")[2])
         self._stack = stack
+        self._state = server.server.server_state
 
     def send(self, data: bytes) -> socket.socket:
         connection = socket.create_connection(self._address, PATIENCE)
         self._stack.enter_context(connection)
         connection.sendall(data)
+        return connection
+
+    def wait_for(self, job: Job, then: bytes = b"") -> socket.socket:
+        """Asks for a job's end, and for what comes `then`; returns once the server waits."""
+        head = f"GET /v1/jobs/{job.id}?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        connection = self.send(head.encode() + then)
+        eventually(lambda: len(self._state.tasks) == 1, "the request")
         return connection
 
 
@@ -63,11 +71,19 @@ def test_half_sent_requests_end(
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.1)
     clients = Clients(server, stack)
-    later = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea"
     for half in (b"", HALF, HALF_BODY, HEAD + b"expect: 100-continue\r\ncontent-length: 9\r\n\r\n"):
         answer = _read(clients.send(half)).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert _answered(answer) == (408, "request_timeout"), half
-    assert _read(clients.send(later)).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_what_was_begun_behind_a_whole_request_ends_too(
+    server: RunningServer, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    job = submit(prompt="x")
+    waiting = Clients(server, stack).wait_for(job, then=b"GET /hea")
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    job.cancel()
+    assert _read(waiting).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_bytes_that_drip_do_not_prolong_a_head(
@@ -103,10 +119,21 @@ def test_a_body_has_time_for_its_bytes(
 def test_who_waits_for_an_answer_has_all_the_time(
     server: RunningServer, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, redis_url: str
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
-    monkeypatch.setattr(connections, "BODY_SECONDS", 0.1)
-    answer = server.http.get(f"/v1/jobs/{submit(prompt='x').id}?wait=0.4")
-    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+    waiting = Clients(server, stack).wait_for(submit(prompt="x"))
+    (connection,) = server.server.server_state.connections
+    loop: Any = connection.loop  # type: ignore[union-attr]
+    clock, hours, passing = loop.time, 0, True
+
+    def an_hour_later() -> float:
+        nonlocal hours
+        hours += passing
+        return float(clock() + 3600 * hours)
+
+    monkeypatch.setattr(loop, "time", an_hour_later)  # than when it was looked at before
+    answer = _read(waiting)
+    passing = False
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b'"status":"queued"' in answer
 
 
 def test_at_the_bound_who_was_silent_for_longest_goes(

@@ -299,7 +299,7 @@ def test_health_models_and_metrics(server: RunningServer, start_worker: StartWor
     assert abs(models[0].created - 1e9) > 1e8  # a real time
     assert server.client().models.retrieve("default").id == "default"
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
-    server.http.get(f"/v1/jobs/{job_id}?wait=20")
+    server.http.get(f"/v1/jobs/{job_id}?wait=50")
     assert server.http.get("/health").json()["status"] == "ok"
     scraped = server.http.get("/metrics")
     assert scraped.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"

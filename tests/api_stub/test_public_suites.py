@@ -84,11 +84,11 @@ def test_schemathesis(server: RunningServer, start_worker: StartWorker) -> None:
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *("--phases", "examples,fuzzing", "--max-examples", "4", "--seed", "7"),
-            *("--checks", checks, "--request-timeout", "10", "--generation-database", "none"),
+            *("--checks", checks, "--request-timeout", "60", "--generation-database", "none"),
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert run.returncode == 0, run.stdout
     assert re.search(r"\d+ generated, \d+ passed", run.stdout), run.stdout

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, StartWorker
+from fakes import PATIENCE, FakeEngine, StartWorker
 from redis import Redis
 from servers import RunningServer, StartServer
 
@@ -56,7 +56,7 @@ def test_a_job_that_ended_gives_its_place_back(server: RunningServer, engine: Fa
     job_ids = [ask(server, "a").json()["id"] for _ in range(3)]
     engine.wait_for_tasks(3)
     engine.release(job_ids[1])
-    Job(job_ids[1]).result(timeout=10)
+    Job(job_ids[1]).result(timeout=PATIENCE)
     Job(job_ids[2]).cancel()
     assert statuses(server, "a", 3) == [202, 202, 429]
 

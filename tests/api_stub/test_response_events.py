@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from fakes import FakeEngine, StartWorker, eventually, failure
+from fakes import PATIENCE, FakeEngine, StartWorker, eventually, failure
 from pydantic import BaseModel
 from redis import Redis
 from servers import RunningServer, StartServer, answer_any
@@ -209,7 +209,10 @@ def test_the_stream_helper_of_the_client_parses(server: RunningServer, engine: F
     assert final.output_parsed == Person(name="Ann")
 
 
-def test_failure_at_once_has_its_status(server: RunningServer, engine: FakeEngine) -> None:
+def test_failure_at_once_has_its_status(
+    server: RunningServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_rq.api_stub.streaming.FIRST_SECONDS", PATIENCE)
     engine.refuse = lambda task: failure("context_length_exceeded", "Too long.")
     with pytest.raises(openai.BadRequestError) as caught:
         read(server)
@@ -260,7 +263,7 @@ def test_client_that_hangs_up_cancels_unless_in_the_background(
         if not background:
             eventually(lambda: fetch(job_id).status() == "cancelled", "the cancellation")  # noqa: B023
     engine.release()
-    assert fetch(job_id).result(timeout=10)["status"] == "completed"
+    assert fetch(job_id).result(timeout=PATIENCE)["status"] == "completed"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, StartWorker, eventually
+from fakes import PATIENCE, FakeEngine, StartWorker, eventually
 from redis import Redis
 
 from mlx_rq import submit
@@ -30,7 +30,7 @@ def test_rates_are_what_was_done_between_two_looks(
     assert read_history(connection) == []  # nothing to go by yet
     engine.totals.decoded_tokens, engine.totals.prompt_tokens = 500, 1000
     engine.totals.prefilled_tokens = 250
-    submit(prompt="x").result(timeout=20)  # at its end, a worker says what it did
+    submit(prompt="x").result(timeout=PATIENCE)  # at its end, a worker says what it did
     submit(prompt="x", model="nobody's")
     eventually(lambda: live_workers(connection)[0]["ended"] == 1, "what the worker says")
     now["now"] += 10

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import AsyncMock
@@ -110,7 +109,10 @@ def test_tool_calls_and_reasoning(server: RunningServer, engine: FakeEngine) -> 
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_failure_at_once_has_its_status(server: RunningServer, engine: FakeEngine) -> None:
+def test_failure_at_once_has_its_status(
+    server: RunningServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_rq.api_stub.streaming.FIRST_SECONDS", PATIENCE)
     engine.refuse = lambda task: failure("context_length_exceeded", "Too long.")
     with pytest.raises(openai.BadRequestError) as caught:
         _read(server)
@@ -140,20 +142,23 @@ def test_attempt_that_starts_over(
         ) as stream:
             job_id = engine.wait_for_tasks(1 if ends_well else 2)[-1]
             publish(connection, job_id, [Delta(0, "content", 0, "chat")])
-            next(iter(stream))
+            assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "chat"]
             publish(connection, job_id, [Delta(0, "content", 0, again)])
-            threading.Timer(0.4, engine.release, [job_id]).start()
             if not ends_well:
                 with pytest.raises(openai.APIError, match="began the answer again"):
                     list(stream)
                 continue
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-            assert text == f"chat for {job_id}"
+            assert next(stream).choices[0].delta.content == " fo"
+            engine.release(job_id)
+            rest = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            assert rest == f"r {job_id}"
 
 
 def test_client_that_hangs_up(server: RunningServer, engine: FakeEngine, connection: Redis) -> None:
     body = {"model": "fake", "messages": HELLO, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=20) as answer:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE
+    ) as answer:
         (job_id,) = engine.wait_for_tasks(1)
         publish(connection, job_id, [Delta(0, "content", 0, "chat")])
         next(answer.iter_text())
@@ -224,23 +229,24 @@ def test_two_follow_the_same_job(
 ) -> None:
     create = server.client().chat.completions.create
     options: Any = {"extra_headers": {"idempotency-key": "k"}, "stream": True}
-    texts: list[str] = []
+    texts = ["", ""]
 
-    def read() -> None:
-        stream = create(model="fake", messages=HELLO, **options)
-        texts.append("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+    def read(number: int) -> None:
+        for chunk in create(model="fake", messages=HELLO, **options):
+            texts[number] += chunk.choices[0].delta.content or ""
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
     threads[0].start()
     (job_id,) = engine.wait_for_tasks(1)
     publish(connection, job_id, [Delta(0, "content", 0, "chat")])
-    time.sleep(0.2)
+    eventually(lambda: texts[0] == "chat", "the beginning")
     threads[1].start()
-    time.sleep(0.2)
+    eventually(lambda: texts == ["chat"] * 2, "the beginning for the second")
     publish(connection, job_id, [Delta(0, "content", 4, " for")])
+    eventually(lambda: texts == ["chat for"] * 2, "what follows for both")
     engine.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert texts == [f"chat for {job_id}"] * 2
 
 
@@ -271,7 +277,8 @@ def test_an_event_is_one_line_to_clients_that_split_text_at_other_line_ends() ->
 def test_who_follows_as_the_last_reader_goes_is_read_for(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closing, connected = asyncio.Event(), streams.new_async_connection
+    closing, followed = asyncio.Event(), asyncio.Event()
+    connected = streams.new_async_connection
 
     def connect(url: str) -> Any:
         client = connected(url)
@@ -279,7 +286,7 @@ def test_who_follows_as_the_last_reader_goes_is_read_for(
 
         async def slow() -> None:
             closing.set()
-            await asyncio.sleep(0.2)
+            await followed.wait()
             await aclose()
 
         monkeypatch.setattr(client, "aclose", slow)
@@ -291,6 +298,7 @@ def test_who_follows_as_the_last_reader_goes_is_read_for(
             await asyncio.sleep(0)
         await closing.wait()
         with reader.text_of("second") as text:
+            followed.set()
             publish(connection, "second", [Delta(0, "content", 0, "Hi")])
             await asyncio.wait_for(text.grown.wait(), PATIENCE)
 

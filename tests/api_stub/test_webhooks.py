@@ -17,10 +17,11 @@ from batch_helpers import batch_lines, write_jsonl
 from click.testing import CliRunner
 from fakes import PATIENCE, FakeEngine, StartWorker, eventually, failure, free_port
 from redis import Redis
-from servers import RunningServer, StartServer
+from servers import RunningServer, StartServer, run_server
 
-from mlx_rq import submit
+from mlx_rq import Job, submit
 from mlx_rq.api_stub.http_post import PostFailed, post
+from mlx_rq.api_stub.settings import Settings
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.clock import redis_time
@@ -150,7 +151,7 @@ def test_jobs_without_a_webhook_are_not_listed(
 ) -> None:
     start_worker()
     job = submit(CHAT)
-    job.result(timeout=10)
+    job.result(timeout=PATIENCE)
     assert connection.exists(keys.WEBHOOKS) == 0
 
 
@@ -267,16 +268,20 @@ def test_a_receiver_that_wants_no_more_gets_no_more(
 
 
 def test_a_job_that_ends_while_no_server_is_open_is_told_later(
-    start_server: StartServer, receiver: Receiver, start_worker: StartWorker, redis_url: str
+    start_server: StartServer,
+    receiver: Receiver,
+    start_worker: StartWorker,
+    redis_url: str,
+    tmp_path: Path,
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
-    options = {"webhook_secrets": (SECRET,), "webhook_networks": LOOPBACK}
-    first = start_server(**options)
-    job_id = ask(first, receiver.url).json()["id"]
-    first.server.handle_exit(15, None)
+    options: Any = {"webhook_secrets": (SECRET,), "webhook_networks": LOOPBACK}
+    with run_server(Settings(data_dir=tmp_path, redis_url=redis_url, **options)) as first:
+        job_id = ask(first, receiver.url).json()["id"]
     engine.release()
-    submit(CHAT).result(timeout=10)
+    Job(job_id).result(timeout=PATIENCE)
+    assert receiver.requests == []
     start_server(**options)
     ((_, headers, _),) = receiver.wait_for(1)
     assert headers["webhook-id"] == f"evt_{job_id}"
@@ -291,7 +296,7 @@ def test_what_a_server_had_taken_when_it_died_is_taken_again(
 ) -> None:
     start_worker()
     job = submit(CHAT, webhook=receiver.url)
-    job.result(timeout=10)
+    job.result(timeout=PATIENCE)
     assert [one.name for one in claim_due(connection, 5)] == [job.id]
     assert claim_due(connection, 5) == []
     due_again = connection.zscore(keys.WEBHOOKS, job.id)
@@ -429,7 +434,8 @@ def test_answers_that_are_none(answer: bytes | None, fault: str | None) -> None:
         port = free_port()
         async with await asyncio.start_server(serve, "127.0.0.1", port):
             url = f"http://127.0.0.1:{port}/"
-            return await post(url, {}, b"{}", networks=LOOPBACK, timeout=0.5)
+            timeout = 0.5 if answer is None else PATIENCE
+            return await post(url, {}, b"{}", networks=LOOPBACK, timeout=timeout)
 
     if fault is None:
         assert asyncio.run(ask()) == 200

@@ -6,11 +6,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fakes import FakeEngine, StartWorker, eventually, failure
+from fakes import PATIENCE, FakeEngine, StartWorker, eventually, failure
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from servers import RunningServer, StartServer
 
+from mlx_rq.api_stub import long_poll
 from mlx_rq.jobs.client.job import Job, fetch
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -105,22 +106,30 @@ def test_failed_job(server: RunningServer, start_worker: StartWorker) -> None:
 
 
 def test_answer_comes_before_the_clients_read_timeout(
-    server: RunningServer, start_worker: StartWorker
+    server: RunningServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine(hold=True)
     start_worker(engine)
+    wait, patience = long_poll.wait, []
+
+    async def and_no_longer(request: Any, service: Any, job: Job, seconds: float) -> Any:
+        patience.append(seconds)
+        await asyncio.to_thread(engine.wait_for_tasks, 1)
+        return await wait(request, service, job, 0.01)
+
+    monkeypatch.setattr(long_poll, "wait", and_no_longer)
     with pytest.raises(openai.APIStatusError) as caught:
         # With retries: the server says that there should be none.
-        server.client(max_retries=2, timeout=3.0).chat.completions.create(
+        server.client(max_retries=2, timeout=30.0).chat.completions.create(
             model="fake", messages=HELLO
         )
-    assert len(engine.wait_for_tasks(1)) == 1
+    assert patience == [27.0]
     assert caught.value.status_code == 504
     job_id = caught.value.response.headers["x-job-id"]
     assert job_id in caught.value.message
     assert engine.wait_for_tasks(1) == [job_id]
     engine.release()
-    assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
+    assert Job(job_id).result(timeout=PATIENCE)["id"] == f"chatcmpl-{job_id}"
 
 
 def test_client_that_hangs_up_cancels_its_job(
@@ -142,7 +151,7 @@ def test_job_of_client_that_hangs_up_can_be_kept(
     (job_id,) = _hang_up(server, engine)
     eventually(lambda: server.server.config.app.state.service.requests.waiting == 0)
     engine.release()
-    assert Job(job_id).result(timeout=10)["id"] == f"chatcmpl-{job_id}"
+    assert Job(job_id).result(timeout=PATIENCE)["id"] == f"chatcmpl-{job_id}"
 
 
 def test_job_with_idempotency_key_outlives_its_client(
@@ -164,7 +173,7 @@ def _hang_up(
     """Starts a request, and breaks the connection once the engine has the job."""
 
     async def ask() -> None:
-        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
             await client.post(
                 "/v1/chat/completions", json={"model": "fake", "messages": HELLO}, headers=headers
             )

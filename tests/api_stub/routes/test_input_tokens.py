@@ -104,7 +104,7 @@ def test_a_dry_run_is_a_job_that_counts(
     accepted = server.http.post("/v1/jobs?dry_run=true&priority=high", json=BODIES[kind])
     assert accepted.status_code == 202
     assert accepted.json()["priority"] == "high"
-    ended = server.http.get(f"{accepted.headers['location']}?wait=20").json()
+    ended = server.http.get(f"{accepted.headers['location']}?wait=50").json()
     assert ended["status"] == "completed"
     assert ended["result"] == {"object": "response.input_tokens", "input_tokens": 3}
     assert counted(engine).kind == kind
@@ -114,13 +114,13 @@ def test_a_dry_run_of_a_count_is_the_count(server: RunningServer, engine: FakeEn
     for query in ("?dry_run=true", "?dry_run=false", ""):
         body = {"count_tokens": BODIES["chat"]}
         accepted = server.http.post(f"/v1/jobs{query}", json=body)
-        server.http.get(f"{accepted.headers['location']}?wait=20")
+        server.http.get(f"{accepted.headers['location']}?wait=50")
         assert counted(engine).kind == "chat"
 
 
 def test_no_dry_run_is_a_job_as_ever(server: RunningServer, engine: FakeEngine) -> None:
     accepted = server.http.post("/v1/jobs?dry_run=false", json=BODIES["completion"])
-    ended = server.http.get(f"{accepted.headers['location']}?wait=20").json()
+    ended = server.http.get(f"{accepted.headers['location']}?wait=50").json()
     assert ended["result"]["object"] == "text_completion"
 
 

@@ -5,7 +5,7 @@ import time
 
 import openai
 import pytest
-from fakes import PATIENCE, FakeEngine, StartWorker, failure
+from fakes import PATIENCE, FakeEngine, StartWorker, eventually, failure
 from redis import Redis
 from servers import RunningServer, StartServer
 
@@ -28,7 +28,7 @@ def test_submit_and_read(server: RunningServer, start_worker: StartWorker) -> No
     assert running["status"] == "in_progress"
     assert running["result"] is None
     engine.release()
-    ended = server.http.get(f"/v1/jobs/{job_id}?wait=20").json()
+    ended = server.http.get(f"/v1/jobs/{job_id}?wait=50").json()
     assert ended["status"] == "completed"
     assert ended["result"]["choices"][0]["message"]["content"] == f"chat for {job_id}"
     assert ended["error"] is None
@@ -39,7 +39,7 @@ def test_completion_with_options(server: RunningServer, start_worker: StartWorke
     query = "priority=high&result_ttl=60&timeout=5&max_attempts=2"
     accepted = server.http.post(f"/v1/jobs?{query}", json={"prompt": "Once"}).json()
     assert accepted["priority"] == "high"
-    ended = server.http.get(f"/v1/jobs/{accepted['id']}?wait=20").json()
+    ended = server.http.get(f"/v1/jobs/{accepted['id']}?wait=50").json()
     assert ended["result"]["object"] == "text_completion"
     assert 0 < fetch(accepted["id"])._connection.ttl(f"mlx-rq:result:{accepted['id']}") <= 60
 
@@ -48,14 +48,22 @@ def test_long_poll_wakes_up_at_the_end(server: RunningServer, start_worker: Star
     engine = FakeEngine(hold=True)
     start_worker(engine)
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
-    threading.Timer(0.3, engine.release).start()
+    requests = server.server.config.app.state.service.requests
+
+    def end() -> None:
+        eventually(lambda: requests.waiting == 1, "the poll")
+        engine.release()
+
+    threading.Thread(target=end).start()
     ended = server.http.get(f"/v1/jobs/{job_id}?wait=300", timeout=PATIENCE).json()
     assert ended["status"] == "completed"
 
 
 def test_long_poll_gives_up_in_time(server: RunningServer, start_worker: StartWorker) -> None:
-    start_worker(FakeEngine(hold=True))
+    engine = FakeEngine(hold=True)
+    start_worker(engine)
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
+    engine.wait_for_tasks(1)
     started = time.monotonic()
     answer = server.http.get(f"/v1/jobs/{job_id}?wait=0.4")
     assert time.monotonic() - started > 0.3
@@ -77,7 +85,7 @@ def test_delete_cancels(server: RunningServer, start_worker: StartWorker) -> Non
 def test_delete_leaves_a_result_alone(server: RunningServer, start_worker: StartWorker) -> None:
     start_worker()
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
-    server.http.get(f"/v1/jobs/{job_id}?wait=20")
+    server.http.get(f"/v1/jobs/{job_id}?wait=50")
     assert server.http.delete(f"/v1/jobs/{job_id}").json()["status"] == "completed"
     assert server.http.get(f"/v1/jobs/{job_id}").json()["result"]["id"] == f"chatcmpl-{job_id}"
 
@@ -86,7 +94,7 @@ def test_failed_job_shows_its_error(server: RunningServer, start_worker: StartWo
     refusal = failure("context_length_exceeded")
     start_worker(FakeEngine(refuse=lambda task: refusal))
     job_id = server.http.post("/v1/jobs", json=CHAT).json()["id"]
-    ended = server.http.get(f"/v1/jobs/{job_id}?wait=20").json()
+    ended = server.http.get(f"/v1/jobs/{job_id}?wait=50").json()
     assert ended["status"] == "failed"
     assert ended["error"]["code"] == "context_length_exceeded"
     assert ended["result"] is None

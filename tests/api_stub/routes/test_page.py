@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, StartWorker, failure
+from fakes import PATIENCE, FakeEngine, StartWorker, failure
 from redis import Redis
 from servers import RunningServer, StartServer, answer_any, as_client
 
@@ -114,7 +114,7 @@ class TestEvents:
                 *("state", "jobs", "batches", "history", "away")
             ]
             engine.release()
-            job.result(timeout=20)
+            job.result(timeout=PATIENCE)
             jobs = next(data for name, data in came if name == "jobs" and data[0]["ended_at"])
             assert jobs[0]["status"] == "completed"
 
@@ -139,9 +139,9 @@ class TestEvents:
         chat: Any = {"messages": [{"role": "user", "content": "Hi"}]}
         tagged = submit(**chat, store=True, metadata={"project": "Bluebird"})
         failed, waits = submit(prompt="x", max_tokens=13), submit(prompt="x", model="Nobody's")
-        tagged.result(timeout=20)
+        tagged.result(timeout=PATIENCE)
         with pytest.raises(Exception, match="would not"):
-            failed.result(timeout=20)
+            failed.result(timeout=PATIENCE)
 
         def found(**params: Any) -> list[str]:
             return [row["id"] for row in first(http, **params)["jobs"]]
@@ -161,7 +161,7 @@ class TestEvents:
         server = start_server(show_content=show_content)
         start_worker()
         job = submit(messages=[{"role": "user", "content": HOSTILE}])
-        job.result(timeout=20)
+        job.result(timeout=PATIENCE)
         told = first(server.http, job=job.id)
         detail = told["job"]
         assert (HOSTILE in json.dumps(told)) is show_content
@@ -204,7 +204,7 @@ class TestEvents:
         server = start_server(keys=ApiKeys(["ann: a", "operator: o"]))
         ann = as_client(server, "a")
         job_id = ann.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
-        assert ann.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "completed"
+        assert ann.get(f"/v1/jobs/{job_id}?wait=50").json()["status"] == "completed"
         lives = {key: first(as_client(server, key), job=job_id)["job"]["life"] for key in "ao"}
         told = {key: life[3]["detail"] for key, life in lives.items()}
         assert told == {
@@ -219,7 +219,7 @@ class TestEvents:
         server = start_server(keys=ApiKeys(["ann: a", "operator: o"]))
         ann = as_client(server, "a")
         job_id = ann.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
-        assert ann.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "failed"
+        assert ann.get(f"/v1/jobs/{job_id}?wait=50").json()["status"] == "failed"
         failures = {key: first(as_client(server, key))["state"]["failures"] for key in "ao"}
         assert failures["a"] == []
         assert [(one["id"], one["code"]) for one in failures["o"]] == [(job_id, "too_much")]
@@ -261,6 +261,7 @@ class TestButtons:
         engine.hold()
         going_on = {**said, "previous_response_id": earlier}
         job_id = ann.post("/v1/jobs", params={"priority": "high"}, json=going_on).json()["id"]
+        engine.wait_for_tasks(2)
         path = f"/page/jobs/{job_id}"
         refused = page_post(operator, f"{path}/retry")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "job_not_failed")
@@ -270,7 +271,7 @@ class TestButtons:
         assert (again.status_code, again.json()["priority"]) == (202, "high")
         assert again.json()["id"] != job_id
         assert owner_of(redis_url, again.json()["id"]) == "ann"
-        ended = ann.get(f"/v1/jobs/{again.json()['id']}?wait=20").json()
+        ended = ann.get(f"/v1/jobs/{again.json()['id']}?wait=50").json()
         assert ended["status"] == "completed"
         first_try, second_try = (
             task.request.input for task in engine.added if task.request.input != "Once"
