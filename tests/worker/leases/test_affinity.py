@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fakes import FakeEngine, RunningWorker, StartWorker, eventually
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually
 
 from mlx_rq import submit_many
 from mlx_rq.engine.interface import Task
@@ -61,7 +61,7 @@ def test_later_jobs_go_to_who_has_their_beginning(
     jobs = submit_many([body("A", number) for number in range(100, 103)])
 
     for job in jobs:
-        job.result(timeout=10)
+        job.result(timeout=PATIENCE)
     assert {task.id for task in owner["A"].engine.added} >= {job.id for job in jobs}
 
 
@@ -126,12 +126,12 @@ def test_a_worker_that_was_alone_keeps_its_beginnings_when_another_comes(
 ) -> None:
     first = start_worker(FakeEngine(capacity=4), lease=8)
     for job in submit_many([body("A", number) for number in range(3)]):
-        job.result(timeout=10)
+        job.result(timeout=PATIENCE)
     second = start_worker(FakeEngine(capacity=4), lease=8)
     for running in (first, second):
         eventually(lambda r=running: not r.worker._leases.alone, "hearing of the other worker")  # type: ignore[misc]
 
     for job in submit_many([body("A", number) for number in range(100, 103)]):
-        job.result(timeout=10)
+        job.result(timeout=PATIENCE)
 
     assert not second.engine.added

@@ -209,12 +209,14 @@ def test_what_comes_after_a_round_has_closed_waits_for_the_next(
 
 @pytest.fixture
 def set_clock(connection: Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock of Redis, as scripts see it, forward by so many seconds."""
+    """Has the clock of Redis, as scripts see it, stand still, so many seconds from the start."""
     load, clock = scripts.load_script, "tonumber(time[1])"
     assert clock in load(scripts.__package__, "clock.lua")
-    later = f"{clock} + (redis.call('GET', 'test:later') or 0)"
-    monkeypatch.setattr(scripts, "load_script", lambda *name: load(*name).replace(clock, later))
-    return lambda seconds: connection.set("test:later", seconds)
+    still = "tonumber(redis.call('GET', 'test:clock'))"
+    monkeypatch.setattr(scripts, "load_script", lambda *name: load(*name).replace(clock, still))
+    start, _ = connection.time()
+    connection.set("test:clock", start)
+    return lambda seconds: connection.set("test:clock", start + seconds)
 
 
 def test_a_round_takes_in_what_comes_within_the_time_that_a_job_may_wait(

@@ -61,10 +61,10 @@ def test_a_model_rests_then_fails_its_jobs_and_is_tried_again_much_later(tmp_pat
         assert notes.deaths()["a"].count == deaths
         resting = desk(A, A_X, notes=notes, clock=clock)
         assert said(resting) == ("", True, ())
-        now += rest - 5
+        now += rest - 30  # some time has passed since the death
         resting.look([])
         assert said(resting) == ("", True, ())
-        now += 6
+        now += 31
         resting.look([])
         assert said(resting) == ("a", False, ())
     die_while_loading("a", tmp_path)
