@@ -14,7 +14,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from fakes import free_port
+from fakes import PATIENCE, free_port
 from models import small_folder
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
@@ -66,10 +66,10 @@ class Up:
             except httpx.TransportError:
                 return False
 
-        until(is_open, 60)
+        until(is_open)
 
 
-def until(happened: Callable[[], Any], seconds: float = 30) -> Any:
+def until(happened: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """Waits for something that can only be asked for; returns what it is then."""
     deadline = time.monotonic() + seconds
     while not (found := happened()):
@@ -192,7 +192,7 @@ def test_a_dry_run_counts_what_the_usage_says(client: OpenAI, up: Up) -> None:
     texts = ["one, two,", "a, b,"]
     completion = client.completions.create(**MODEL, prompt=texts, max_tokens=1)
     accepted = httpx.post(f"{up.http}/v1/jobs?dry_run=true", json={"prompt": texts})
-    ended = httpx.get(f"{up.http}{accepted.headers['location']}?wait=20").json()
+    ended = httpx.get(f"{up.http}{accepted.headers['location']}?wait=50", timeout=PATIENCE).json()
     assert completion.usage is not None
     assert ended["result"]["input_tokens"] == completion.usage.prompt_tokens
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import free_port
+from fakes import PATIENCE, free_port
 from models import small_folder, smollm2, smollm2_folder
 from openai import OpenAI
 from openai._models import construct_type, validate_type
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from redis import Redis
 
 from mlx_rq import Job, as_completed, fetch, submit, submit_many
 from mlx_rq.engine.engine import MLXEngine
@@ -26,6 +27,7 @@ from mlx_rq.engine.options import EngineOptions
 from mlx_rq.jobs.openai.validation import kind_of, validate
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 from mlx_rq.jobs.queue.discovery import embedded_url
+from mlx_rq.jobs.queue.workers import live_workers
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +168,7 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
 
     with process(*arguments) as up:
         wait_for_line(up, "serves")
-        assert answer_texts(fetch(done.id).result(timeout=30)) == text
+        assert answer_texts(fetch(done.id).result(timeout=PATIENCE)) == text
         again = Job(unfinished.id)
         assert again.status() in ("queued", "in_progress")
         assert again.cancel()
@@ -178,18 +180,20 @@ def test_up_keeps_jobs_over_a_restart_and_ends_with_one_ctrl_c(
     assert "Redis" not in said, "Valkey was there until the worker had signed off"
 
 
-def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str) -> None:
+def test_a_second_worker_finishes_what_a_killed_one_had(redis_url: str, connection: Redis) -> None:
     long = {"max_completion_tokens": 600, "min_tokens": 600}
     jobs = submit_many([chat(f"Say {n}.", **long) for n in range(4)])
     arguments = ["worker", "--model", str(small_folder()), "--batch", "4", "--lease", "2"]
 
     with process(*arguments) as first:
-        wait_for_line(first, "serves")
         while any(job.status() == "queued" for job in jobs):
-            pass  # claimed by the first worker from here on
-        os.killpg(first.pid, signal.SIGKILL)  # and its child, which else ends what it has
+            assert first.poll() is None
+        (worker,) = live_workers(connection)
+        os.kill(worker["pid"], signal.SIGSTOP)
+        assert {job.status() for job in jobs} == {"in_progress"}
+        first.kill()  # who would start another one
+        os.kill(worker["pid"], signal.SIGKILL)
         first.wait()
-    assert {job.status() for job in jobs} == {"in_progress"}
     with process(*arguments) as second:
         for job in jobs:
             assert job.result(timeout=120)["usage"]["completion_tokens"] == 600
