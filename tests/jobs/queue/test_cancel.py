@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from batch_helpers import batch_lines, write_jsonl
-from fakes import FakeEngine, StartWorker
+from fakes import PATIENCE, FakeEngine, StartWorker
 from redis import Redis
 from rq import Queue
 
@@ -58,7 +58,7 @@ def test_those_that_were_named_end_and_the_others_wait(
     assert listed(connection) == [job.id for job in kept]
     assert in_backlog(connection) == len(kept)
     assert connection.hget(keys.backlog_state(QUEUE), "stale") is None
-    assert set(as_completed(named[:100] + named[-100:], timeout=1)) >= {named[0], named[-1]}
+    assert set(as_completed(named[:100] + named[-100:], timeout=PATIENCE)) >= {named[0], named[-1]}
     with pytest.raises(JobFailed, match="The job was cancelled") as ended:
         named[1].result(timeout=0)
     assert ended.value.error["code"] == "cancelled"

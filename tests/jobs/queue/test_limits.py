@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from batch_helpers import batch_lines, echo, write_jsonl
-from fakes import FakeEngine, RunningWorker, eventually
+from fakes import PATIENCE, FakeEngine, RunningWorker, eventually
 from redis import Redis
 from rq import Queue
 
@@ -257,7 +257,7 @@ class TestBytes:
         job = submit(messages=HI)
         set_limits(connection, {"bytes": 1})
         with running_worker():
-            assert job.result(20)["object"] == "chat.completion"
+            assert job.result(PATIENCE)["object"] == "chat.completion"
 
 
 class TestTheLimits:

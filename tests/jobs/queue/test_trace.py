@@ -3,8 +3,11 @@
 import json
 import math
 import shutil
+import time
 import webbrowser
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +24,7 @@ from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.chrome_trace import chrome_trace
 from mlx_rq.jobs.queue.trace import Measured, note_fetched, trace
 from mlx_rq.worker.cli.main import main
+from mlx_rq.worker.leases import claim
 
 HI = [{"role": "user", "content": "Say hi."}]
 
@@ -93,10 +97,14 @@ def test_looking_at_a_job_does_not_fetch_it_nor_does_fetching_make_a_job(
 
 
 def test_a_while_is_drawn_for_trace_viewers(
-    redis_url: str, tmp_path: Path, start_worker: StartWorker
+    redis_url: str, tmp_path: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # given jobs that were claimed ten seconds ago
+    monkeypatch.setattr(claim, "now", lambda: datetime.now(UTC) - timedelta(seconds=10))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() - 10, sleep=time.sleep)
+    monkeypatch.setattr(claim, "time", clock)
     engine = FakeEngine(hold=True)
-    engine.took = Steps(0.003, 0.002, 0.001)
+    engine.took = Steps(9.0, 8.0, 4.0)
     start_worker(engine, name="mac-1")
     jobs = [submit(messages=HI) for _ in range(2)]
     engine.wait_for_tasks(2)
@@ -117,7 +125,7 @@ def test_a_while_is_drawn_for_trace_viewers(
     for job in jobs:
         own = [span for span in spans if span["args"]["job"] == job.id]
         assert [span["name"] for span in own] == ["prefill", "decode", "commit"]
-        assert own[0]["dur"] == own[1]["dur"] == pytest.approx(1000, abs=1)
+        assert own[0]["dur"] == own[1]["dur"] == pytest.approx(4_000_000, abs=1)
         assert own[0]["ts"] + own[0]["dur"] == own[1]["ts"]
     places = {span["args"]["job"]: span["tid"] for span in spans}
     assert sorted(places.values()) == [1, 2], "both were in the batch at once"

@@ -215,7 +215,7 @@ def test_an_end_that_the_stream_did_not_tell_is_seen_while_others_keep_it_busy(
         with pytest.raises(JobFailed):
             await waiting
 
-    asyncio.run(asyncio.wait_for(run(), 5))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 def test_each_event_loop_has_a_reader_of_its_own(start_worker: StartWorker) -> None:
