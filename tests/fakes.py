@@ -23,7 +23,7 @@ from mlx_rq.worker.pause import Pause
 from mlx_rq.worker.process.power import KeepAwake
 from mlx_rq.worker.worker import MLXWorker
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a test gives up on something that should have happened long before."""
 
 CASES = Path(__file__).parent / "cases"

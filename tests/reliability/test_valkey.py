@@ -147,7 +147,7 @@ def test_a_valkey_that_lost_its_data_gets_its_worker_back_and_answers_are_set_as
         assert {path.stem for path in (spool / "unplaced").iterdir()} == {job.id for job in jobs}
         with Redis.from_url(server.url) as connection:
             assert connection.smembers("rq:workers") == {b"rq:worker:child"}
-            assert connection.hexists("rq:worker:child", "birth")
+            eventually(lambda: connection.hexists("rq:worker:child", "birth"), "its record")
         all_answered(submit_many([{"prompt": "answer"}] * 2, redis_url=server.url))
     finally:
         server.close()

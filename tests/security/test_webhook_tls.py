@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import PATIENCE
 
 from mlx_rq.api_stub.http_post import PostFailed, post
 from mlx_rq.jobs.queue.webhooks import read_networks
@@ -56,7 +57,8 @@ async def _post_to_tls_server(host: str, certificate: tuple[Path, Path]) -> tupl
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
         port = server.sockets[0].getsockname()[1]
-        status = await post(f"https://{host}:{port}/", {}, b"{}", networks=LOOPBACK, timeout=10)
+        url = f"https://{host}:{port}/"
+        status = await post(url, {}, b"{}", networks=LOOPBACK, timeout=PATIENCE)
     return status, asked
 
 

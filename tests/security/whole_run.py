@@ -176,7 +176,7 @@ def knock(server: RunningServer, worker: RunningWorker, connection: Redis) -> No
             for hook in (good, f"{server.url}/health")  # that one takes no POST
         )
         for job in (taken, refused):
-            assert server.http.get(f"/v1/jobs/{job}?wait=20").json()["status"] == "completed"
+            assert server.http.get(f"/v1/jobs/{job}?wait=50").json()["status"] == "completed"
         assert came.get(timeout=PATIENCE)
         eventually(lambda: connection.zscore(keys.WEBHOOKS, taken) is None, "its end")
     for job in (taken, refused):
@@ -187,7 +187,7 @@ def _page(server: RunningServer) -> None:
     http = server.http
     http.headers["x-mlx-rq-page"] = "1"
     job = http.post("/v1/jobs", json={"messages": HI, "seed": FAILS}).json()["id"]
-    http.get(f"/v1/jobs/{job}?wait=20")
+    http.get(f"/v1/jobs/{job}?wait=50")
     again = http.post(f"/page/jobs/{job}/retry").json()["id"]
     assert again != job
     sampler = Sampler(server.server.config.app.state.service.redis_url)  # type: ignore[union-attr]

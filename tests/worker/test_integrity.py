@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fakes import FakeEngine, RunningWorker, StartWorker, eventually, until_idle
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually, until_idle
 from redis import Redis
 from tiny import tiny_model
 
@@ -80,7 +80,7 @@ def test_a_busy_worker_is_checked_now_and_then(start_worker: StartWorker) -> Non
 def test_without_the_option_nothing_is_checked(start_worker: StartWorker) -> None:
     worker = start_worker(check=False)
     worker.engine.fault = "never looked at"
-    assert submit(messages=HI).result(20)["object"] == "chat.completion"
+    assert submit(messages=HI).result(PATIENCE)["object"] == "chat.completion"
     assert worker.stop() == 1
 
 
@@ -96,7 +96,7 @@ def test_an_answer_on_its_way_is_no_fault(start_worker: StartWorker, connection:
         worker.worker._integrity.check([job.id])
     finally:
         connection.config_set("min-replicas-to-write", 0)
-    assert job.result(20)["object"] == "chat.completion"
+    assert job.result(PATIENCE)["object"] == "chat.completion"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--check"]], ids=["off", "on"])

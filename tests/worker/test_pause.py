@@ -250,7 +250,8 @@ def test_a_pause_ends_claims_and_gives_back_what_waits(
     eventually(lambda: [job.status() for job in waiting] == ["queued", "queued"])
 
     assert [job.status() for job in running] == ["in_progress", "in_progress"]
-    assert sorted(engine.cancelled) == sorted(job.id for job in waiting)
+    given_back = sorted(job.id for job in waiting)
+    engine.wait_until(lambda engine: sorted(engine.cancelled) == given_back)
     (said,) = live_workers(connection)
     assert said["paused"] == "the machine runs on its battery"
     notes = overview(connection)["notes"]

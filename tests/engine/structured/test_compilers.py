@@ -16,7 +16,7 @@ from mlx_rq.engine.structured.compilers import Compilation, Compilers, thread_cp
 from mlx_rq.engine.structured.constraint import GrammarFault
 from mlx_rq.engine.structured.grammar import Grammar
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which a test says that what it waits for does not come."""
 
 
@@ -42,7 +42,7 @@ class Workshop:
         name = grammar.lark or ""
         self.begun[name] += 1
         self._entered[name].set()
-        assert self.gates[name].wait(6 * PATIENCE)
+        assert self.gates[name].wait(2 * PATIENCE)
         return name
 
     def submit(self, name: str, *, held_up: bool = True) -> Compilation:

@@ -300,7 +300,7 @@ def test_a_compilation_past_its_time_is_given_up_and_others_go_on() -> None:
             pass
         return grammar.lark
 
-    compilers = Compilers(compile, threads=1, seconds=0.1)
+    compilers = Compilers(compile, threads=1, seconds=0.1, clock=lambda: 0.0)
     slow = compilers.submit(Grammar("slow", ()))
     with pytest.raises(GrammarFault, match=r"more than 0\.1 s"):
         slow.result()
@@ -316,7 +316,7 @@ def test_a_sequence_waits_for_its_grammar_while_others_go_on(monkeypatch: Any) -
     compile = engine._output_formats._compilers._compile
 
     def wait(grammar: Grammar) -> Any:
-        release.wait(10)
+        release.wait(60)
         return compile(grammar)
 
     monkeypatch.setattr(engine._output_formats._compilers, "_compile", wait)

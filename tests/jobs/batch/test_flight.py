@@ -423,4 +423,4 @@ def test_a_turn_ends_within_a_second_or_so_where_nothing_happens(
     ended = threading.Event()
     thread = threading.Thread(target=lambda: (next(turns), ended.set()), daemon=True)
     thread.start()
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE)

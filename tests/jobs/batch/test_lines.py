@@ -47,7 +47,10 @@ class TestWhereALineEnds:
         assert [(line.custom_id, line.number) for line in lines] == [("a", 2), ("b", 5)]
 
     @given(contents=st.lists(st.text(), min_size=1, max_size=5))
-    @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=50,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     def test_any_text_arrives_as_it_was(self, tmp_path: Path, contents: list[str]) -> None:
         records = [batch_line(f"r{number}", text) for number, text in enumerate(contents)]
         lines = lines_of(write_jsonl(tmp_path / "in.jsonl", records))

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from fakes import RunningWorker
+from fakes import PATIENCE, RunningWorker
 from openai.lib._parsing._completions import parse_chat_completion
 from openai.lib._parsing._responses import parse_response
 from openai.types.chat import ChatCompletion
@@ -262,7 +262,7 @@ def test_objects_and_numbers_as_keys_go_through_submit(
         .message
     )
     with running_worker() as worker:
-        submit(messages=[HI, message, HI], logit_bias={17: -100}).result(timeout=30)
+        submit(messages=[HI, message, HI], logit_bias={17: -100}).result(timeout=PATIENCE)
         (task,) = worker.engine.added
     assert isinstance(task.request, ChatRequest)
     said: Message = task.request.messages[1]

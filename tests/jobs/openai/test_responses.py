@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from fakes import FakeEngine, StartWorker, answer, failure
+from fakes import PATIENCE, FakeEngine, StartWorker, answer, failure
 from openai.types.responses import ResponseIncludable
 from pydantic import BaseModel
 from redis import Redis
@@ -313,7 +313,7 @@ def answering(start_worker: StartWorker) -> Callable[..., Job]:
 
     def submitted(**body: Any) -> Job:
         job = submit(**body)
-        (ended,) = as_completed([job], timeout=20)
+        (ended,) = as_completed([job], timeout=PATIENCE)
         return ended
 
     return submitted
@@ -384,7 +384,7 @@ def test_a_schema_is_asked_for_and_parsed(answering: Callable[..., Job]) -> None
             "strict": True,
         }
     }
-    assert job.parsed(timeout=20) == Number(a=5)
+    assert job.parsed(timeout=PATIENCE) == Number(a=5)
 
 
 @pytest.mark.parametrize(

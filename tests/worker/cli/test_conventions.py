@@ -60,8 +60,9 @@ def test_what_no_id_begins_with_is_not_found(named: list[str]) -> None:
 def test_without_the_right_to_search_the_whole_id_is_asked_for(
     named: list[str], connection: Redis, redis_url: str
 ) -> None:
-    connection.execute_command("ACL", "SETUSER", "u", "on", ">p", "+@all", "-scan", "~*", "&*")
-    url = redis_url.replace("redis://", "redis://u:p@")
+    rights = ["reset", "on", ">p", "+@all", "-scan", "~*", "&*"]
+    connection.execute_command("ACL", "SETUSER", "searcher", *rights)
+    url = redis_url.replace("redis://", "redis://searcher:p@")
     assert "give all 32 characters" in run("status", "abcd", "--redis-url", url).stderr
     assert run("status", named[0], "--redis-url", url).exit_code == 0
 

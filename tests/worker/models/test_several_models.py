@@ -595,7 +595,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_change_loses_nothing(
     jobs = jobs_for(*"aaabb")
     tests = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", KILLED, tests, str(tmp_path)]
-    killed = subprocess.run(command, timeout=6 * PATIENCE)
+    killed = subprocess.run(command, timeout=2 * PATIENCE)
     assert killed.returncode == -signal.SIGKILL
     assert [job.status() for job in jobs] == ["completed"] * 3 + ["queued"] * 2
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fakes import eventually
+from fakes import PATIENCE, eventually
 
 from mlx_rq.worker.process.power import LINGER_SECONDS, Child, KeepAwake, _Session, awake_command
 
@@ -173,7 +173,7 @@ def test_what_holds_it_ends_when_the_worker_is_killed() -> None:
     assert os.getsid(child.pid) == child.pid, "a Ctrl-C does not reach it"
     worker.kill()
     worker.wait()
-    assert child.wait(20) == 0
+    assert child.wait(PATIENCE) == 0
 
 
 def test_what_holds_it_ends_with_what_it_has_started(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, StartWorker, eventually
+from fakes import PATIENCE, FakeEngine, StartWorker, eventually
 from redis import Redis
 from redis.exceptions import ConnectionError
 
@@ -151,8 +151,8 @@ def test_a_worker_publishes_the_jobs_that_ask(
         engine.say(job.id, Partial(0, "", f"chat for {job.id}"))
     eventually(lambda: bool(published(connection, streamed.id)), "the text")
     engine.release()
-    streamed.result(timeout=10)
-    silent.result(timeout=10)
+    streamed.result(timeout=PATIENCE)
+    silent.result(timeout=PATIENCE)
     assert published(connection, streamed.id) == [(0, "content", 0, f"chat for {streamed.id}")]
     assert published(connection, silent.id) == []
 
