@@ -23,7 +23,11 @@ BODIES = [{"prompt": f"{SAME}{word}", "max_tokens": 3} for word in ("one", "two"
 
 @pytest.fixture(autouse=True)
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials are not made here: those that tests share remember the models."""
+    """Trials are not made here: those that tests share remember the models.
+
+    Engines of other tests that nobody uses any more go now, and not while something is counted.
+    """
+    gc.collect()
     monkeypatch.setattr(engine_module, "verdict_on", lambda model: ASSUMED)
     monkeypatch.setattr(sharing, "_disagreement", lambda *tried: 0.0)
 
@@ -44,7 +48,6 @@ def compiler_threads() -> int:
 
 
 def test_memory_is_flat_over_ten_changes() -> None:
-    gc.collect()  # engines of other tests, which nobody uses any more
     threads, left = compiler_threads(), []
     for number in range(10):
         engine = used(("llama", "gemma3_text")[number % 2])

@@ -77,6 +77,7 @@ def test_the_engine_says_which_way_is_in_use_and_why() -> None:
 
 
 def test_only_the_models_own_attention_is_exchanged_and_only_while_it_is_loaded() -> None:
+    gc.collect()  # engines of other tests, which nobody uses any more
     stock = base.scaled_dot_product_attention
 
     first, second = (MLXEngine(tiny_model("qwen3_moe")) for _ in range(2))
@@ -108,6 +109,7 @@ def test_nothing_stays_installed_where_the_device_fails_at_a_later_trial(
         raise RuntimeError(OUT_OF_MEMORY)
 
     monkeypatch.setattr(f"mlx_rq.engine.kv.sharing.{trial}", fails)
+    gc.collect()  # engines of other tests, which nobody uses any more
     stock = qwen3.scaled_dot_product_attention
     with pytest.raises(RuntimeError):
         Sharing(tiny_model("qwen3").model, bits=8)
