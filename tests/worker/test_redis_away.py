@@ -244,7 +244,7 @@ def own_server(tmp_path: Path) -> ValkeyServer:
 
 
 def test_a_restart_of_redis_loses_nothing(own_server: ValkeyServer) -> None:
-    own_server.start()
+    own_server.start(PATIENCE)
     url = f"redis://127.0.0.1:{own_server.port}/0"
     engine = FakeEngine(hold=True)
     with worker_in_thread(url, engine):
@@ -253,7 +253,7 @@ def test_a_restart_of_redis_loses_nothing(own_server: ValkeyServer) -> None:
         own_server.stop()
         engine.release()  # the answer is there while Redis is not
         engine.wait_until(lambda engine: engine.running == 0)
-        own_server.start()
+        own_server.start(PATIENCE)
         assert running.result(PATIENCE)["id"] == f"chatcmpl-{running.id}"
         waiting = submit(messages=HI, redis_url=url)
         assert waiting.result(PATIENCE)["id"] == f"chatcmpl-{waiting.id}"
