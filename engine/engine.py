@@ -1,12 +1,8 @@
 """The engine: takes tasks, plans them, keeps the batch full, gives outcomes.
 
-One `step()` does a bounded piece of each kind of work, so that sequences go on decoding while
-prompts are prefilled: a chunk of each prefix that the next prefill batch stands on, the admission
-of one prefill batch, one decode step.
-
 The way of a sequence: `add` renders it → `_start_compiled` has it wait, once its grammar is there →
-`_schedule` admits it to the batch, with its prefix → `decode` collects its tokens → `_answers`
-makes its task's outcome. `SequenceTable` knows where each one is.
+`step` has it admitted to the batch with its prefix, and decoded (`scheduling/step.py`) → `_answers`
+makes its task's outcome. `SequenceTable` knows where each one is; `Recovery` what follows an error.
 """
 
 import gc
@@ -15,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
 
 from mlx_rq.engine.errors import ended_by, failure
 from mlx_rq.engine.interface import Adapter, Outcome, Partial, Task, Totals
@@ -29,22 +24,18 @@ from mlx_rq.engine.output.response import WRITERS, response_of
 from mlx_rq.engine.recovery import Recovery
 from mlx_rq.engine.scheduling.drafting import Drafting
 from mlx_rq.engine.scheduling.integrity import check
-from mlx_rq.engine.scheduling.pace import LEAST, Pace
 from mlx_rq.engine.scheduling.pressure import Pressure
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
 from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of, steps_of
 from mlx_rq.engine.scheduling.sequences import SequenceTable, TaskSequences
 from mlx_rq.engine.scheduling.state import State
+from mlx_rq.engine.scheduling.step import Step
 from mlx_rq.engine.scheduling.step_size import StepSize
 from mlx_rq.engine.structured.output_format import OutputFormats
 from mlx_rq.engine.text.token_bytes import TokenBytes
 
 logger = logging.getLogger("mlx_rq.engine")
-
-_ADMIT_SHARE = 4
-"""Sequences are admitted once this part of the batch (1/4) is free: each admission copies KV."""
-
 
 _ADAPTER_SHARE = 4
 """Adapters that are mixed take at most this part (1/4) of what there is for KV."""
@@ -66,25 +57,14 @@ class MLXEngine:
         self._adapted = AdaptedModel(model, mix=options.mix_adapters)
         self._device = device = device or MLXDevice()
         self._weights = weight_bytes(model.model)
-        failed = Verdict(Batching.ALONE, "the device failed when it was tried")
-        verdict = tried(device, lambda: verdict_on(model.model), failed, "batching")
+        verdict = _verdict_on(model, device)
         if verdict.batching is Batching.ALONE:
-            logger.warning(
-                "%s cannot be batched, one sequence at a time: %s", model.model_id, verdict.why
-            )
             options = replace(options, batch_size=1)
-        elif verdict.batching is Batching.EQUAL:
-            logger.warning(
-                "%s: only prompts of equal length are prefilled together", model.model_id
-            )
         self._step_size = StepSize(options.batch_size, options.chunk)
-        self._pace = Pace()
-        self._has_scored = False
-        """Whether the step before scored a prompt."""
         self._clock = clock
         self._output_formats = OutputFormats(model, close_json=options.close_json)
         self._token_bytes = TokenBytes(model.tokenizer)
-        self._scheduler = Scheduler(
+        scheduler = Scheduler(
             batch_size=options.batch_size,
             min_prefix_tokens=options.min_prefix_tokens,
             max_wait=options.max_wait,
@@ -104,12 +84,20 @@ class MLXEngine:
             device=device,
             clock=clock,
         )
-        self._sequences = SequenceTable(self._scheduler, self._running, self._totals)
+        self._sequences = SequenceTable(scheduler, self._running, self._totals)
         self._pressure = Pressure(device, self._sequences, self._step_size, clock)
+        self.on_progress: Callable[[], None] = lambda: None
+        self._step = Step(
+            self._sequences,
+            self._step_size,
+            self._pressure,
+            self._totals,
+            on_progress=lambda: self.on_progress(),
+            clock=clock,
+        )
         self._recovery = Recovery(
             self._sequences, self._step_size, device, rendered=self._rendered, clock=clock
         )
-        self.on_progress: Callable[[], None] = lambda: None
 
     @property
     def model_id(self) -> str:
@@ -197,11 +185,11 @@ class MLXEngine:
         if not self._running and not self.waiting:
             self._pressure.rest()
             return []
-        ended, scored = self._score_prompt()
+        ended = self._score_prompt()
         if not self._running and self.waiting == len(self._sequences.compiling) > 0:
             self._output_formats.wait()
         try:
-            finished = self._compute(scored=scored)
+            finished = self._step.compute()
         except Exception as error:
             return ended + self._recovery.recover(error)
         complete = [entry for one in finished for entry in self._sequences.finish(one)]
@@ -264,7 +252,7 @@ class MLXEngine:
         gc.collect()  # models refer to themselves
         device.clear_cache()
 
-    # The parts of a step, in the order of a sequence's way.
+    # What comes before and after a sequence's steps, in the order of its way.
 
     def _rendered(self, task: Task) -> list[TokenSequence] | Outcome:
         """Makes a task's sequences; its outcome where there is nothing to generate."""
@@ -297,103 +285,20 @@ class MLXEngine:
                 self._sequences.compiled(sequence)
         return refused
 
-    def _score_prompt(self) -> tuple[list[Outcome], bool]:
-        """Scores a chunk of a prompt whose own logprobs are asked for; says whether it did."""
-        prompts, running = self._sequences.prompt_logprobs, self._running
-        sequence = prompts.head
-        if sequence is None or self._one_thing_at_a_time:
-            return [], False
-        if running.decoding and (self._has_scored or not running.takes_sequences):
-            self._has_scored = False
-            return [], False  # who decodes waits for one piece of a prompt in a step, not for two
+    def _score_prompt(self) -> list[Outcome]:
+        """Scores a chunk of a prompt whose own logprobs are asked for, where there is one."""
+        sequence = self._step.next_to_score()
+        if sequence is None:
+            return []
         try:
-            scored = prompts.advance(
-                self._pace.tokens(self._step_size, decoding=running.decoding > 0)
-            )
+            self._step.score()
         except Exception as error:
             if self._device.fault_of(error) is not None or isinstance(error, NotFinite):
-                return self._recovery.recover(error, sequence), False
+                return self._recovery.recover(error, sequence)
             logger.error("the engine raised at a prompt's logprobs", exc_info=error)
             self.cancel(sequence.task_id)
-            return [failure(sequence.task_id, error)], False
-        self._totals.prefilled_tokens += scored
-        self._totals.positions_computed += scored
-        self._has_scored = scored > 0
-        if scored:
-            self._step_size.worked(has_room=False)
-        return self._answers(self._sequences.complete(sequence.task_id)), self._has_scored
-
-    def _compute(self, *, scored: bool) -> list[TokenSequence]:
-        """Does a step's work on the batch; gives the sequences that ended by it.
-
-        Where a prompt was `scored`, no other is begun beside those that decode.
-        """
-        size, running = self._step_size, self._running
-        started, prefilled = self._clock(), running.prefilled
-        self._pressure.relieve()
-        running.memory.share = size.memory
-        self._sequences.make_room()
-        decoding = running.decoding > 0
-        tokens = self._pace.tokens(size, decoding=decoding)
-        if not (scored and decoding):
-            self._schedule(tokens)
-        tokens -= running.prefilled - prefilled
-        finished = running.decode(tokens, alone=self._nobody_joins)
-        self.on_progress()
-        took, prefilled = self._clock() - started, running.prefilled - prefilled
-        self._pace.took(took, prefilled=prefilled, decoded=decoding)
-        computed = bool(prefilled or decoding)
-        if computed and size.worked(has_room=not self._pressure.high):
-            logger.info("steps of at most %d sequences, %d prompt tokens", size.rows, size.chunk)
-        return finished
-
-    @property
-    def _one_thing_at_a_time(self) -> bool:
-        """Whether nothing is to be computed beside what decodes: the memory is too small."""
-        return bool(self._running) and (self._step_size.smallest or self._pressure.high)
-
-    @property
-    def _nobody_joins(self) -> bool:
-        """Whether a sequence that runs alone will go on alone, with memory to spare."""
-        nobody = self._step_size.rows == 1 or not self.waiting
-        return nobody and not self._one_thing_at_a_time
-
-    def _schedule(self, tokens: int) -> None:
-        """Prefills some of the next batch's prefix; admits its sequences once there is room."""
-        sequences, running = self._sequences, self._running
-        if not running.takes_sequences:
-            return
-        if sequences.sequential:
-            if not running:
-                sequences.admit(sequences.next_sequential)
-            return
-        batch = self._scheduler.head(self._clock())
-        if batch is None or self._one_thing_at_a_time:
-            return
-        prefix, prefixes = None, running.prefix_cache
-        left = tokens
-        for key in batch.prefixes:  # before places are free, so that admission need not wait for it
-            if not running.may_build(key, self._scheduler.next_use):
-                return  # those that run will make room
-            before = prefixes.prefilled_tokens
-            prefix = prefixes.build(key, left)
-            self.on_progress()
-            left -= prefixes.prefilled_tokens - before
-            if prefix is None or (running and left < min(tokens, LEAST)):
-                return  # not whole yet, or for so few tokens nobody is to wait for another pass
-        rows = self._step_size.rows
-        free = rows - len(running)
-        enough = min(len(batch.sequences), max(1, rows // _ADMIT_SHARE))
-        if running and free < enough:
-            return
-        # Only now that places are free: `room_for` evicts prefixes.
-        candidates = list(islice(batch.sequences, free))
-        room, shared = running.room_for(candidates, prefix, self._scheduler.next_use)
-        if room >= enough or not running:
-            admitted = list(islice(batch.sequences, max(1, room)))
-            if prefix is None:
-                prefix, shared = running.held_for(admitted)
-            sequences.admit(admitted, prefix, shared)
+            return [failure(sequence.task_id, error)]
+        return self._answers(self._sequences.complete(sequence.task_id))
 
     def _answers(self, complete: Iterable[TaskSequences]) -> list[Outcome]:
         """Writes the answers of tasks that are complete."""
@@ -407,3 +312,15 @@ class MLXEngine:
             except Exception as error:  # its text cannot be taken apart: it is this task's alone
                 outcomes.append(ended_by(error, task))
         return outcomes
+
+
+def _verdict_on(model: LoadedModel, device: Device) -> Verdict:
+    """Finds out how a model may be batched, and says so where it is not as any other."""
+    failed = Verdict(Batching.ALONE, "the device failed when it was tried")
+    verdict = tried(device, lambda: verdict_on(model.model), failed, "batching")
+    if verdict.batching is Batching.ALONE:
+        why = verdict.why
+        logger.warning("%s cannot be batched, one sequence at a time: %s", model.model_id, why)
+    elif verdict.batching is Batching.EQUAL:
+        logger.warning("%s: only prompts of equal length are prefilled together", model.model_id)
+    return verdict

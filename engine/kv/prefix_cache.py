@@ -127,6 +127,9 @@ class PrefixCache:
     def __iter__(self) -> Iterator[CachedPrefix]:
         return iter(self._held.values())
 
+    def __getitem__(self, key: Key) -> CachedPrefix:
+        return self._held[key]
+
     @property
     def shared(self) -> bool:
         """Whether sequences may refer to prefixes."""
