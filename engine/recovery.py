@@ -1,14 +1,15 @@
 """What an engine does with an error in a step: nobody is blamed before it is known who is at fault.
 
 An error of the device (`Device.fault_of`) is nobody's: all sequences wait again, from what they had
-said, and the next steps are smaller. Only what fails again and again, alone in the smallest step,
-is given up. Logits that are not finite are the sequences' that they are of: those are generated
-again by themselves, and given up where that does not help. Any other error is some request's: all
-that were in flight go on one at a time, and the one that is alone when it raises again has failed.
+said, and the next steps are smaller. Only what fails again and again at the same place, alone in
+the smallest step, is given up. Logits that are not finite are the sequences' that they are of:
+those are generated again by themselves, and given up where it comes again at the same place. Any
+other error is some request's: all that were in flight go on one at a time, and the one that is
+alone when it raises again has failed.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import DeviceExhausted, Outcome, Task
@@ -23,13 +24,52 @@ logger = logging.getLogger("mlx_rq.engine")
 _BROKEN = 3
 """After so many tasks in a row whose logits were no numbers, it is the device."""
 
-_TRIES, _FURTHER = 3, 64
-"""What fails so often, alone in the smallest step, is too large, unless it came so many tokens
-further in between: then the error passed.
+_TRIES, _MOST_TRIES = 3, 8
+"""What fails so often at one place, alone in the smallest step, is too large. Each error that
+passed, of whomever, is one try more: where errors come and go, three may be chance.
 """
+
+_PLACE = 128
+"""Tokens: what fails sooner than that has held more before, so it is not too large there."""
+
+_IN_A_ROW = 4
+"""After so many errors and no good step between them, nothing works at all."""
+
+_GARBLED = 8
+"""So often a task is begun again for logits that were no numbers, each time at another place."""
 
 Rendered = Callable[[Task], list[TokenSequence] | Outcome]
 """Makes a task's sequences, or its outcome where that fails."""
+
+
+class _Attempts:
+    """How far tasks came that failed alone in the smallest step."""
+
+    def __init__(self) -> None:
+        self._furthest: dict[str, tuple[int, int]] = {}
+        """By task: the most tokens that the device held of it, and how often it failed there."""
+        self._passed = 0
+        """Errors that passed."""
+
+    def is_hopeless(self, tasks: Iterable[Task], reach: int, known: Container[str]) -> bool:
+        """Notes that what these tasks ask for failed with so many tokens; says whether for good.
+
+        `known` are the tasks that have not ended.
+        """
+        self._furthest = {one: at for one, at in self._furthest.items() if one in known}
+        at_one_place = 0
+        for task in tasks:
+            furthest, times = self._furthest.get(task.id, (-1, 0))
+            if reach > furthest:
+                furthest, times, passed = reach, 1, times
+            elif reach > furthest - _PLACE:
+                times, passed = times + 1, 0
+            else:
+                passed = 1
+            self._furthest[task.id] = furthest, times
+            self._passed += passed
+            at_one_place = max(at_one_place, times)
+        return at_one_place >= min(_TRIES + self._passed, _MOST_TRIES)
 
 
 class Recovery:
@@ -50,10 +90,11 @@ class Recovery:
         self._device = device
         self._rendered = rendered
         self._clock = clock
-        self._failed_alone: dict[str, tuple[int, ...]] = {}
-        """By task: how many tokens its sequence had when it failed alone in the smallest step."""
-        self._garbled: set[str] = set()
-        """Ids of tasks whose logits were not finite once."""
+        self._attempts = _Attempts()
+        self._in_a_row = 0
+        """Errors of the device since a step went well."""
+        self._garbled: dict[str, set[tuple[int, int]]] = {}
+        """By task whose logits were not finite: in which choice, after how many tokens."""
         self._garbled_in_a_row = 0, 0
         """Tokens decoded when the last such task failed, and how many failed since the one before.
         """
@@ -76,7 +117,10 @@ class Recovery:
         if (fault := self._device.fault_of(error)) is not None:
             logger.warning("%s, with %d sequences in flight", error, in_flight)
             error.with_traceback(None)  # its frames hold arrays, and their memory
-            return self._again_smaller(error, fault, suspects, in_flight)
+            reach = self._running.reach
+            if scored is not None and scored.score is not None:
+                reach = len(scored.score.scores)
+            return self._again_smaller(error, fault, suspects, in_flight, reach)
         logger.error("the engine raised with %d in flight", len(suspects), exc_info=error)
         return self._one_at_a_time(error, suspects)
 
@@ -90,14 +134,21 @@ class Recovery:
         return suspects if batch is None else [*suspects, *batch.sequences]
 
     def _again_smaller(
-        self, error: Exception, fault: Fault, suspects: list[TokenSequence], in_flight: int
+        self,
+        error: Exception,
+        fault: Fault,
+        suspects: list[TokenSequence],
+        in_flight: int,
+        reach: int,
     ) -> list[Outcome]:
         """All wait again; what fails alone in the smallest step, however often, is given up.
 
-        Raises the error where nothing works at all, or where size is not what is wrong.
+        It had come to `reach` tokens. Raises the error where nothing works at all, or where size is
+        not what is wrong.
         """
         active, tasks = self._device.memory().active, self._tasks_of(suspects)
         has_worked = self._step_size.has_worked
+        self._in_a_row = 1 if has_worked else self._in_a_row + 1
         smaller = self._step_size.shrink(in_flight)
         self._sequences.put_back()
         self._evict(all_prefixes=in_flight <= 1 or self._step_size.smallest)
@@ -107,33 +158,22 @@ class Recovery:
                 "%s: steps of at most %d sequences, %d prompt tokens", what, size.rows, size.chunk
             )
             return []
+        if not has_worked:
+            if self._in_a_row < _IN_A_ROW:
+                return []
+            # It may be another program's doing: the worker starts afresh.
+            raise error if fault is Fault.OTHER else DeviceExhausted(str(error))
+        if not self._attempts.is_hopeless(tasks, reach, self._sequences.tasks):
+            return []  # errors that pass come to small steps, too
         if fault is Fault.OTHER:
             raise error
-        if not has_worked:  # it may be another program's doing: the worker starts afresh
-            raise DeviceExhausted(str(error))
         if len(suspects) > 1:  # who stand on a prefix that does not fit
             return self._restarted(tasks)
-        if not self._is_hopeless(tasks, len(suspects[0].tokens)):
-            return []  # errors that pass come to small steps, too
         for task in tasks:
             self._sequences.cancel(task.id)
         if fault is Fault.TIME:
             return [failure(task.id, error) for task in tasks]
         return [bad_request(task, self._too_large(suspects[0], active)) for task in tasks]
-
-    def _is_hopeless(self, tasks: Iterable[Task], tokens: int) -> bool:
-        """Notes that a sequence of so many tokens failed alone; says whether it does every time.
-
-        `tasks` are those that ask for it.
-        """
-        known, hopeless = self._sequences.tasks, False
-        self._failed_alone = {one: at for one, at in self._failed_alone.items() if one in known}
-        for task in tasks:
-            before = self._failed_alone.get(task.id, ())
-            times = (*(at for at in before if tokens < at + _FURTHER), tokens)
-            self._failed_alone[task.id] = times
-            hopeless = hopeless or len(times) >= _TRIES
-        return hopeless
 
     def _too_large(self, sequence: TokenSequence, active: int) -> RequestError:
         """Says in figures why a sequence that was alone does not fit the memory."""
@@ -148,12 +188,14 @@ class Recovery:
         )
 
     def _again_alone(self, error: NotFinite, suspects: list[TokenSequence]) -> list[Outcome]:
-        """Those whose logits were no numbers are generated by themselves; twice, and they fail.
+        """Those whose logits were no numbers are begun again by themselves.
 
-        Raises the error where one after the other fails, and nobody has a token in between.
+        They fail where it comes again at the same place, or at ever so many others. Raises the
+        error where one after the other fails, and nobody has a token in between.
         """
         named = self._running.named(error.uids) or suspects
         in_flight, tasks = len(self._running), self._tasks_of(named)
+        hopeless = {task.id for one in named for task in self._garbled_again(one)}
         self._sequences.put_back()
         for sequence in named:  # what they stood on may be as wrong
             self._running.prefix_cache.forget(sequence.key)
@@ -161,15 +203,25 @@ class Recovery:
             self._step_size.shrink(in_flight)
         else:
             self._step_size.shrink_chunk()
-        self._garbled &= self._sequences.tasks.keys()
-        given_up = [task for task in tasks if task.id in self._garbled]
-        again = [task for task in tasks if task.id not in self._garbled]
-        self._garbled.update(task.id for task in again)
+        given_up = [task for task in tasks if task.id in hopeless]
+        again = [task for task in tasks if task.id not in hopeless]
         if given_up:
             self._count_garbled(error)
         for task in given_up:
             self._sequences.cancel(task.id)
         return [failure(task.id, error) for task in given_up] + self._restarted(again)
+
+    def _garbled_again(self, sequence: TokenSequence) -> list[Task]:
+        """Notes where a sequence's logits were no numbers; gives its tasks if that is hopeless."""
+        known = self._sequences.tasks
+        self._garbled = {one: places for one, places in self._garbled.items() if one in known}
+        place, hopeless = (sequence.index, len(sequence.text.tokens)), []
+        for task in self._tasks_of([sequence]):
+            places = self._garbled.setdefault(task.id, set())
+            if place in places or len(places) >= _GARBLED:
+                hopeless.append(task)
+            places.add(place)
+        return hopeless
 
     def _count_garbled(self, error: NotFinite) -> None:
         decoded = self._running.computed.decoded_tokens

@@ -216,6 +216,11 @@ class PrefixCache:
         """Whether a prefix is in work."""
         return self._building is not None
 
+    @property
+    def reach(self) -> int:
+        """Tokens of the prefix in work that are computed."""
+        return 0 if self._building is None else self._building.depth
+
     def abandon(self) -> None:
         """Forgets the prefix in work, whose caches an error may have left half written."""
         self._building, self.broken_off = None, False

@@ -87,6 +87,8 @@ class RunningBatch:
             model, chunk=options.chunk, share_from=share_from, bits=options.kv_bits, clock=clock
         )
         self._clock = clock
+        self._origin = 0
+        """What `prefilled` was when the latest that came in had no token yet."""
         self.counters = BatchCounters()  # they outlive a generator that an error ended
         self._generator = self._new_generator()
 
@@ -137,6 +139,15 @@ class RunningBatch:
     def prefilled(self) -> int:
         """Prompt tokens that were computed so far."""
         return self.prefix_cache.prefilled_tokens + self.counters.prompt_tokens
+
+    @property
+    def reach(self) -> int:
+        """Tokens whose KV is there of what is computed alone: of a prefix, or of one sequence."""
+        if self.prefix_cache.broken_off:
+            return self.prefix_cache.reach
+        if self.decoding:
+            return max(sequence.length for sequence in self)
+        return self.prefilled - self._origin
 
     @property
     def computed(self) -> Totals:
@@ -216,6 +227,7 @@ class RunningBatch:
             caches=None if prefix is None else prefix.caches_for(shared),
         )
         self._sequences.update(zip(uids, sequences, strict=True))
+        self._origin = self.prefilled - depth
         now = self._clock()
         for sequence in sequences:
             self._distinct.add(memoryview(sequence.beginning).cast("I"))

@@ -28,6 +28,8 @@ class StepSize:
         self._least_chunk = min(chunk, MIN_CHUNK)
         self._allowed = 1.0
         self._good_steps = 0
+        self.has_worked = False
+        """Whether a step went well since it was made smaller."""
         self._patience = _PATIENCE
         self._has_grown = False
 
@@ -62,11 +64,6 @@ class StepSize:
         """Whether there is nothing left to make smaller."""
         return self._rows == 1 and self._chunk == self._least_chunk
 
-    @property
-    def has_worked(self) -> bool:
-        """Whether a step went well since its size changed last."""
-        return self._good_steps > 0
-
     def allow(self, share: float) -> None:
         """Uses only a part (0 to 1) of the sequences and the memory, whatever else holds."""
         self._allowed = share
@@ -81,7 +78,6 @@ class StepSize:
             self._rows = max(1, min(self.rows, in_flight) // 2)
         self.shrink_chunk()
         self._memory /= 2
-        self._good_steps = 0
         if self._has_grown:  # it was the last growth that was too much
             self._patience = min(_IMPATIENCE * self._patience, _LONGEST_PATIENCE)
             self._has_grown = False
@@ -90,11 +86,12 @@ class StepSize:
     def shrink_chunk(self) -> None:
         """Halves the forward passes of prompts alone."""
         self._chunk = max(self._least_chunk, self._chunk // 2)
-        self._good_steps = 0
+        self._good_steps, self.has_worked = 0, False
 
     def worked(self, *, has_room: bool) -> bool:
         """A step went well; returns whether, after many, the next ones may do twice as much."""
         self._good_steps += 1
+        self.has_worked = True
         if self._good_steps < self._patience or not has_room:
             return False
         self._good_steps = 0

@@ -94,14 +94,14 @@ class FailingMLX:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
-        self._failing: tuple[int, ...] = ()
+        self._failing: frozenset[int] = frozenset()
         for owner, names in ((mx, ("eval", "async_eval")), (mx.array, ("item", "tolist"))):
             for name in names:
                 monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
 
     def fail_at(self, *times: int) -> None:
         """Counts from 0 again, and fails then."""
-        self.times, self._failing = 0, times
+        self.times, self._failing = 0, frozenset(times)
 
     def _counted(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:

@@ -1,10 +1,12 @@
 """Errors of the device that pass, wherever they come: all is answered as if there had been none."""
 
+import random
 from itertools import count
 from typing import Any
 
+import mlx.core as mx
 import pytest
-from driving import Body, finish, greedy_text, task, texts
+from driving import Body, finish, greedy_text, run, task, texts
 from scripted_device import FailingMLX, ScriptedDevice
 from test_engine import completion
 from test_memory_errors import start
@@ -24,6 +26,32 @@ def test_what_is_alone_in_the_smallest_step_meets_an_error_that_passes() -> None
 
     assert texts(result) == [greedy_text(MODEL, body)]
     assert engine._step_size.smallest
+
+
+def test_another_error_of_the_device_that_passes_ends_no_worker() -> None:
+    """As where the system resets a GPU because of another program."""
+    body = completion([*range(30)], max_tokens=60)
+    engine, network, _ = start(MODEL, lambda *_: False, [body])
+    victim = "[METAL] Command buffer execution failed: Innocent Victim"
+
+    def fails(rows: int, held: int, before: int) -> bool:
+        if before in (7, 12, 17, 22, 27, 32):
+            raise RuntimeError(victim)
+        return False
+
+    network.fails = fails
+    assert texts(finish(engine, 1)["0"]) == [greedy_text(MODEL, body)]
+    assert engine._step_size.smallest
+
+
+def test_logits_that_are_no_numbers_now_and_then_end_no_job() -> None:
+    """Each time elsewhere: it is not the model that cannot say it."""
+    body = completion([*range(30)], max_tokens=30, ignore_eos=True)
+    engine, network, _ = start(MODEL, lambda *_: False, [body])
+    network.garbles = lambda inputs: mx.full(len(inputs), len(network.passes) in (9, 20, 40))
+
+    assert texts(finish(engine, 1)["0"])[0].startswith(greedy_text(MODEL, body))
+    assert len(network.passes) > 40
 
 
 def test_errors_long_apart_do_not_add_up() -> None:
@@ -88,3 +116,25 @@ def test_an_error_wherever_mlx_is_waited_for_changes_no_answer(
     assert places > 50
     for place in range(0, places, 6):
         assert answers(place) == undisturbed, place
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_errors_that_never_cease_end_no_job(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """One in fifty of all times that MLX is waited for: what comes further is not too large."""
+    bodies = [
+        *(completion([*PREFIX, i, 7], max_tokens=16, ignore_eos=True) for i in range(3)),
+        *(completion([i, 7, 9], max_tokens=30, ignore_eos=True) for i in range(6)),
+        completion([9] * 400, max_tokens=8, ignore_eos=True),
+    ]
+    mlx = FailingMLX(monkeypatch)
+    mlx.fail_at(-1)
+    expected, _ = run(MODEL, bodies)
+    engine = MLXEngine(MODEL, EngineOptions(batch_size=4, share_from=1), device=ScriptedDevice())
+    assert engine.add([task(str(i), body) for i, body in enumerate(bodies)]) == []
+    dice = random.Random(seed)
+    mlx.fail_at(*(time for time in range(20_000) if dice.random() < 0.02))
+
+    results = finish(engine, len(bodies))
+
+    assert [texts(results[str(i)]) for i in range(len(bodies))] == [*map(texts, expected)]
+    assert mlx.times > 400
