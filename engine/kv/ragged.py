@@ -28,6 +28,19 @@ _MOST_PADDED = 5
 _MOST_LAG = 32
 """Slots that one row may be ahead of another: memory that holds nothing, and is attended to."""
 
+_MOST_POSITIONS = 64
+"""Tokens of all rows in a step, as attention sees them: padded to the most of one."""
+
+
+def most_ahead(rows: int) -> int:
+    """Says how many tokens of a row, beside the due one, a step of so many rows may take in."""
+    return max(0, _MOST_POSITIONS // rows - 1)
+
+
+def most_lag(rows: int) -> int:
+    """Says how many slots the longest of so many rows may lag behind another, within a step."""
+    return _MOST_LAG + most_ahead(rows) if rows > 1 else 0
+
 
 def longest_run(runs: Sequence[int]) -> int:
     """Says how many tokens of runs to take in with a step, at most of each row.

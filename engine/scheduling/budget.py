@@ -11,6 +11,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from mlx_rq.engine.kv.layers import apart, can_share
 from mlx_rq.engine.kv.prefix_cache import CachedPrefix, NextUse, PrefixCache, no_use
+from mlx_rq.engine.kv.ragged import most_lag
 from mlx_rq.engine.kv.shared_cache import BLOCK
 from mlx_rq.engine.models.device import Device, weight_bytes
 from mlx_rq.engine.scheduling.sequence import TokenSequence
@@ -125,6 +126,9 @@ class KVBudget:
         self.nbytes = nbytes or default_kv_bytes(model, device, *beside)
         self.share = 1.0
         """The part of the bytes that is used, by sequences that could also wait."""
+        self.ragged = False
+        """Whether sequences take in unequal numbers of tokens in a step, by what grammars decide.
+        """
         self._reserve = reserve
 
     def has_room(self, nbytes: int, sequence: TokenSequence, prefix_cache: PrefixCache) -> bool:
@@ -158,10 +162,11 @@ class KVBudget:
         """
         sizes = [(self._reserved(sequence), sequence.shared_tokens) for sequence in running]
         shared_tokens = 0 if shared is None else shared.depth
-        count = 0
+        count, together = 0, list(running)
         for sequence in more:
             sizes.append((self._reserved(sequence), shared_tokens))
-            room = int(self.share * self.nbytes) - self._needed(sizes)
+            together.append(sequence)
+            room = int(self.share * self.nbytes) - self._needed(sizes, self._lag(together))
             if not prefix_cache.evict(
                 room, next_use=next_use, keep_needed=True, in_use=referred_to(running)
             ):
@@ -184,21 +189,28 @@ class KVBudget:
             return True
         sizes = [(self._reserved(sequence), sequence.shared_tokens) for sequence in running]
         own = self.cost.bytes(1, tokens + KVCache.step - 1)
-        room = int(self.share * self.nbytes) - self._needed(sizes) - own
+        needed = self._needed(sizes, self._lag(running))
+        room = int(self.share * self.nbytes) - needed - own
         in_use = referred_to(running)
         return prefix_cache.evict(room, next_use=next_use, keep_needed=True, in_use=in_use)
 
     def _reserved(self, sequence: TokenSequence) -> int:
         return len(sequence.tokens) + min(sequence.remaining, self._reserve)
 
-    def _needed(self, sizes: Sequence[tuple[int, int]]) -> int:
+    def _lag(self, sequences: Collection[TokenSequence]) -> int:
+        """Slots that the longest sequence may lag behind one whose grammar decides many tokens."""
+        constrained = self.ragged and any(one.constraint is not None for one in sequences)
+        return most_lag(len(sequences)) if constrained else 0
+
+    def _needed(self, sizes: Sequence[tuple[int, int]], lag: int = 0) -> int:
         """Says what sequences cost; each is given as its tokens, and how many of them it shares.
 
-        The slots are counted that a batch allocates ahead of its longest sequence.
+        The slots are counted that a batch has behind its longest sequence: `lag`, and those that
+        are allocated ahead.
         """
         sharing = any(shared for _, shared in sizes)
-        longest = max(tokens for tokens, _ in sizes) + BatchKVCache.step - 1
-        own = max(tokens - shared for tokens, shared in sizes)
+        longest = max(tokens for tokens, _ in sizes) + lag + BatchKVCache.step - 1
+        own = max(tokens - shared for tokens, shared in sizes) + lag
         own += (BLOCK if sharing else BatchKVCache.step) - 1
         return self.cost.bytes(len(sizes), longest, own)
 
@@ -218,7 +230,7 @@ class KVBudget:
             (len(sequence.prompt) + len(sequence.text.tokens) + 1, sequence.shared_tokens)
             for sequence in running
         ]
-        room = int(self.share * self.nbytes) - self._needed(sizes)
+        room = int(self.share * self.nbytes) - self._needed(sizes, self._lag(running))
         return not prefix_cache.evict(room, next_use=next_use, in_use=referred_to(running))
 
 

@@ -12,14 +12,11 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
 
 from mlx_rq.engine.kv.adapter_rows import adapter_rows
-from mlx_rq.engine.kv.ragged import longest_run, ragged_step
+from mlx_rq.engine.kv.ragged import longest_run, most_ahead, ragged_step
 from mlx_rq.engine.models.device import NotFinite, finite_rows
 from mlx_rq.engine.sampling.logprobs import Pending, TokenLogprobs, measure, read
 from mlx_rq.engine.sampling.sampler import SequenceSampler, choose
 from mlx_rq.engine.scheduling.verification import Verification
-
-_MOST_POSITIONS = 64
-"""Tokens of all sequences in a step, as attention sees them: padded to the most of one."""
 
 
 class DecodeBatch(GenerationBatch):
@@ -89,13 +86,13 @@ class DecodeBatch(GenerationBatch):
             return
         left = map(sub, self.max_tokens, map(add, self._num_tokens, taken))
         rows = zip(self.uids, self.samplers, left, strict=True)
-        most = _MOST_POSITIONS // len(self) - 1
+        most = most_ahead(len(self))
         self._ahead = {uid: sampler.ahead(min(most, room - 1)) for uid, sampler, room in rows}
         self._cut_ahead()
 
     def _cut_ahead(self) -> None:
         """Keeps what one step of all sequences is to take in; the rest is found again then."""
-        most = max(0, _MOST_POSITIONS // len(self) - 1)
+        most = most_ahead(len(self))
         longest = longest_run([len(self._ahead.get(uid, ())) for uid in self.uids])
         self._ahead = {uid: run[: min(most, longest)] for uid, run in self._ahead.items()}
 

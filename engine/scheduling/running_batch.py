@@ -77,6 +77,7 @@ class RunningBatch:
             failed,
             "sharing",
         )
+        self.memory.ragged = self.sharing.ragged
         finalize(self, self.sharing.remove)
         if options.kv_bits is not None:
             logger.warning("prefixes are %s", self.sharing)

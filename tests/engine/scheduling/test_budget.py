@@ -2,7 +2,8 @@
 
 import mlx.core as mx
 import pytest
-from driving import AHEAD, AHEAD_SHARING, run, task
+import speaking
+from driving import AHEAD, AHEAD_SHARING, Body, run, task
 from mlx_lm.models.cache import make_prompt_cache
 from scripted_device import ScriptedDevice
 from test_engine import completion
@@ -52,6 +53,29 @@ def test_a_batch_never_holds_more_than_was_counted(family: str, share_from: int)
             assert held <= counted
             most = max(most, held / counted)
     assert most > 0.4  # nor is much more counted than held
+
+
+def test_slots_are_counted_that_sequences_may_lag_behind_others_by_their_grammars() -> None:
+    """One takes in what its grammar decides, many tokens in a step; the longest has no grammar."""
+    model = speaking.model()
+    decided = {"guided_regex": "[ab]" + "".join(f"{i} decided words [ab]" for i in range(9))}
+    longest: Body = {"prompt": "a" * 236, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    _, engine = run(model, [], batch_size=4, share_prefixes=True)
+    engine.add([task("long", longest)])
+    while not engine.running:
+        engine.step()
+    engine.add([task(str(i), {"prompt": "b" * i, "max_tokens": 140, **decided}) for i in (1, 2)])
+    running, lag, over = engine._running, 0, 0
+    while engine.task_ids:
+        engine.step()
+        if len(running) > 1 and not running._generator.prefilling:
+            lag = max(lag, *running._generator.caches[0].lag)
+            held = running._generator.prompt_cache_nbytes
+            sizes = [(len(one.tokens) + 1, one.shared_tokens) for one in running]
+            assert held <= running.memory._needed(sizes, running.memory._lag(list(running)))
+            over = max(over, held - running.memory._needed(sizes))
+    assert lag > 8
+    assert over > 0  # else there would be nothing to count
 
 
 def test_room_for_kv_is_what_the_ceiling_leaves_beside_the_weights() -> None:
