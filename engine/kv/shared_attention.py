@@ -14,7 +14,7 @@ from mlx_lm.models import base
 
 from mlx_rq.engine.kv.joint_softmax import Rows, additive
 from mlx_rq.engine.kv.latents import padding_mask
-from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, SharedKVCache, cache_behind
+from mlx_rq.engine.kv.shared_cache import BatchSharedKVCache, cache_behind
 
 _NAME = "scaled_dot_product_attention"
 
@@ -69,13 +69,13 @@ def _attended(
 
 def _is_whole(cache: Any, queries: int) -> bool:
     """Tells whether a layer is given its rows from their first token on."""
-    if not isinstance(cache, SharedKVCache | BatchSharedKVCache) or not cache.arrangement.levels:
+    if not isinstance(cache, BatchSharedKVCache) or not cache.arrangement.levels:
         return True
     return cache.arrangement.whole or (cache.arrangement.latent and queries > 1)
 
 
 def _to_latents(
-    queries: mx.array, rotated: mx.array, cache: SharedKVCache | BatchSharedKVCache, scale: float
+    queries: mx.array, rotated: mx.array, cache: BatchSharedKVCache, scale: float
 ) -> mx.array:
     """Attends to latents, with one query for each row and head; `rotated` ones come multiplied."""
     latents, rotated_keys = cache.suffixes

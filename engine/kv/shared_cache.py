@@ -30,6 +30,12 @@ _behind: dict[int, tuple[Any, Any]] = {}
 """Weak references to keys that were fetched, and to their caches, by the keys' identity."""
 
 
+def _note(keys: mx.array, cache: "BatchSharedKVCache") -> None:
+    """Notes that keys were fetched from a cache."""
+    name = id(keys)
+    _behind[name] = ref(keys, lambda _: _behind.pop(name, None)), ref(cache)
+
+
 def cache_behind(keys: mx.array) -> Any:
     """Finds the cache of this module that some keys were fetched from, as long as they live.
 
@@ -39,63 +45,20 @@ def cache_behind(keys: mx.array) -> Any:
     return cache()
 
 
-def _fetched(
-    cache: "SharedKVCache | BatchSharedKVCache",
-    chains: Sequence[Chain],
-    own: latents.Fetched,
-    queries: int,
-) -> latents.Fetched:
-    """Gives what a layer is to fetch for so many queries of each row, `own` being its suffixes."""
-    if cache.arrangement.whole:
-        own = latents.whole_rows(chains, own)
-    elif cache.arrangement.latent:
-        own = latents.fetched(chains, own, queries)
-    keys, values = own
-    name = id(keys)
-    _behind[name] = ref(keys, lambda _: _behind.pop(name, None)), ref(cache)
-    return keys, values
-
-
 class SharedKVCache(_BaseCache):
-    """One row in one layer: the chain that it stands on, and a suffix of its own."""
+    """One row in one layer: the chain that it stands on, and a suffix of its own.
+
+    It is written down so; what a layer attends to is a batch of such rows, if only of one.
+    """
 
     def __init__(self, chain: Chain = (), suffix: KVCache | None = None) -> None:
         self.chain = chain
         self.suffix = KVCache() if suffix is None else suffix
-        self.arrangement = arranged([chain])
 
     @property
     def offset(self) -> int:
         """The position of the next token."""
         return depth(self.chain) + int(self.suffix.offset)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends to the suffix; gives all of the suffix."""
-        own = self.suffix.update_and_fetch(keys, values)
-        return _fetched(self, [self.chain], own, keys.shape[2])
-
-    def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
-        """Gives the mask over the suffix; raises ValueError for a window: it would cut prefixes."""
-        _refuse_window(window_size)
-        mask: mx.array | str | None = self.suffix.make_mask(
-            N, return_array=return_array, window_size=None
-        )
-        if self.arrangement.latent and isinstance(mask, mx.array):
-            return latents.mask([self.chain], mask[None, None])
-        return mask
-
-    @property
-    def suffixes(self) -> tuple[mx.array, mx.array]:
-        """What the cache holds itself."""
-        own: tuple[mx.array, mx.array] = self.suffix.keys_and_values()
-        return own
-
-    @property
-    def padding(self) -> tuple[int, ...]:
-        """Slots that are none of the suffix."""
-        return (0,)
 
     @property
     def state(self) -> Any:
@@ -116,13 +79,6 @@ class SharedKVCache(_BaseCache):
 
     def empty(self) -> bool:
         return self.offset == 0
-
-    def is_trimmable(self) -> bool:
-        return True
-
-    def trim(self, n: int) -> int:
-        """Forgets up to `n` tokens of the suffix, never of the prefix; says how many."""
-        return int(self.suffix.trim(n))
 
     @classmethod
     def merge(cls, caches: Sequence["SharedKVCache"]) -> "BatchSharedKVCache":
@@ -152,9 +108,14 @@ class BatchSharedKVCache(RaggedKVCache):
         return batch
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends to the suffixes; gives all of them."""
+        """Appends to the suffixes; gives what a layer is to attend to: all of them."""
         own = super().update_and_fetch(keys, values)
-        return _fetched(self, self.chains, own, keys.shape[2])
+        if self.arrangement.whole:
+            own = latents.whole_rows(self.chains, own)
+        elif self.arrangement.latent:
+            own = latents.fetched(self.chains, own, keys.shape[2])
+        _note(own[0], self)
+        return own
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array | None:
         """Gives the mask over the suffixes; raises ValueError for a window."""

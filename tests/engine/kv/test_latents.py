@@ -56,13 +56,13 @@ class Rows:
                 part = parts.setdefault(id(inputs), held[0].chain[-1])
                 chain = (*chain, part)
                 caches = built_on([SharedKVCache(chain)])
-            row = SharedKVCache(chain)
+            suffix = KVCache()
             if tokens:
-                own = some(1, tokens)
-                layer(own, whole)
-                layer(own, row)
+                below = whole.offset
+                layer(some(1, tokens), whole)
+                suffix.update_and_fetch(*(array[:, :, below:] for array in whole.keys_and_values()))
             self.alone.append(whole)
-            rows.append(row)
+            rows.append(SharedKVCache(chain, suffix))
         self.together = SharedKVCache.merge(rows)
 
     def step(self, tokens: int = 1) -> None:
@@ -121,10 +121,12 @@ def test_a_row_taken_out_goes_on_alone(tokens: int) -> None:
     rows = Rows([(a, c), (a,)], [3, 1])
     row, inputs = rows.together.extract(0), some(1, tokens)
 
-    got = layer(inputs, row)
+    alone = row.merge([row])
+
+    got = layer(inputs, alone)
 
     assert mx.abs(got - layer(inputs, rows.alone[0])).max().item() < 2e-4
-    assert row.offset == rows.alone[0].offset == 56 + tokens
+    assert alone.offset.tolist() == [rows.alone[0].offset] == [56 + tokens]
 
 
 def test_a_prefix_is_held_once() -> None:

@@ -129,7 +129,7 @@ def test_long_suffixes_go_by_pieces(
 def test_a_lone_row_goes_by_pieces_under_a_causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer()
     a, *_ = tree(layer)
-    row = SharedKVCache((a,))
+    row = SharedKVCache.merge([SharedKVCache((a,))])
     whole = [mx.concatenate([part, random(1, 2, 9, WIDTH)], 2) for part in (a.keys, a.values)]
     own = [array[:, :, 13:] for array in whole]
     asked = random(1, 4, 9, WIDTH)
@@ -202,13 +202,14 @@ def test_a_row_taken_out_goes_on_alone(suffixes: list[int]) -> None:
     for row, cache in zip(rows, layer.alone, strict=True):
         keys, values = random(1, layer.kv_heads, 3, WIDTH), random(1, layer.kv_heads, 3, WIDTH)
         asked = random(1, layer.heads, 3, WIDTH)
-        mask = row.make_mask(3)
-        fetched = row.update_and_fetch(keys, values)
-        got = attention.shared_attention(asked, *fetched, cache=row, scale=0.4, mask=mask)
+        alone = row.merge([row])
+        mask = alone.make_mask(3, return_array=True)
+        fetched = alone.update_and_fetch(keys, values)
+        got = attention.shared_attention(asked, *fetched, cache=alone, scale=0.4, mask=mask)
         fetched = cache.update_and_fetch(keys, values)
         expected = mx.fast.scaled_dot_product_attention(asked, *fetched, scale=0.4, mask="causal")
         assert mx.abs(got - expected).max().item() < 2e-6
-        assert row.size() == row.offset == cache.offset
+        assert alone.offset.tolist() == [cache.offset]
 
 
 def test_suffixes_are_trimmed_and_prefixes_are_not() -> None:
@@ -226,8 +227,6 @@ def test_suffixes_are_trimmed_and_prefixes_are_not() -> None:
     for cache in layer.alone:
         cache.trim(3)
     layer.step()
-    row = layer.together.extract(0)
-    assert (row.trim(100), row.offset) == (2, 13)
 
 
 def test_a_copy_leaves_the_original_alone_and_copies_no_prefix() -> None:
@@ -297,9 +296,8 @@ def test_windows_are_refused() -> None:
     layer = Layer()
     a, *_ = tree(layer)
     layer.rows([(a,)], [1])
-    for cache in (layer.together, layer.together.extract(0)):
-        with pytest.raises(ValueError, match="sliding window"):
-            cache.make_mask(1, window_size=16)
+    with pytest.raises(ValueError, match="sliding window"):
+        layer.together.make_mask(1, window_size=16)
 
 
 @pytest.mark.parametrize("scores", [1, 6], ids=["", "high scores"])
@@ -410,9 +408,8 @@ def test_masks_of_the_models_own_are_kept() -> None:
         assert mx.abs(got[one] - expected).max().item() < 2e-6
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_keys_tell_whose_they_are_as_long_as_they_live(batched: bool) -> None:
-    cache = SharedKVCache.merge([SharedKVCache()]) if batched else SharedKVCache()
+def test_keys_tell_whose_they_are_as_long_as_they_live() -> None:
+    cache = SharedKVCache.merge([SharedKVCache()])
     keys, _ = cache.update_and_fetch(mx.zeros((1, 2, 3, 4)), mx.zeros((1, 2, 3, 4)))
     name = id(keys)
 

@@ -18,6 +18,7 @@ from tokenizers import decoders
 
 from mlx_rq.engine import engine as engine_module
 from mlx_rq.engine.engine import MLXEngine
+from mlx_rq.engine.kv import ragged
 from mlx_rq.engine.kv.ragged import ragged_step
 from mlx_rq.engine.kv.trial import Batching, Verdict
 from mlx_rq.engine.models.load import LoadedModel
@@ -161,7 +162,7 @@ def test_who_joins_makes_the_runs_shorter_that_one_alone_would_take_in(
     finish(engine, 4)
 
     assert positions
-    assert max(positions) <= decode_batch._MOST_POSITIONS
+    assert max(positions) <= ragged._MOST_POSITIONS
 
 
 def test_a_long_run_is_found_once_however_many_steps_take_it_in(
