@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import Self
 
 import mlx.core as mx
 
@@ -74,6 +75,10 @@ class Arrangement:
     places: mx.array | None = None
     latent: bool = False
     whole: bool = False
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Gives itself: mlx-lm copies whole batches where it splits one."""
+        return self
 
 
 def arranged(chains: Sequence[Chain]) -> Arrangement:

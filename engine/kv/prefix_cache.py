@@ -307,5 +307,10 @@ class PrefixCache:
         used = [*in_use, *(prefix for key, prefix in self._held.items() if key in keep)]
         if self._building and self._building.below:
             used.append(self._building.below)
-        fixed = {prefix for one in used for prefix in one.chain}
+        fixed = set[CachedPrefix]()
+        for one in used:
+            below: CachedPrefix | None = one
+            while below is not None and below not in fixed:  # else so is what is below it
+                fixed.add(below)
+                below = below.below
         return [prefix for prefix in self._held.values() if prefix not in fixed]

@@ -5,6 +5,7 @@ from itertools import count
 from typing import Any
 
 import mlx.core as mx
+from effort import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
@@ -100,3 +101,15 @@ def test_prefixes_may_be_nested_deeper_than_functions() -> None:
         chain.append(CachedPrefix(key_of([0] * depth), [], 0, 0.0, below=chain[-1]))
 
     assert chain[-1].chain == tuple(chain)
+
+
+def test_what_is_needed_of_deep_nests_is_found_soon() -> None:
+    held, below = prefixes(), None
+    for depth in range(1, 2001):
+        below = CachedPrefix(key_of([0] * depth), [], 1, 0.0, below=below)
+        held._held[below.key] = below
+    needed = dict.fromkeys(held._held, 0.0)
+
+    with at_most(20):
+        for _ in range(20):
+            assert not held.evict(0, next_use=lambda: needed, keep_needed=True)

@@ -237,6 +237,7 @@ def test_a_copy_leaves_the_original_alone_and_copies_no_prefix() -> None:
     before = layer.together.keys.tolist()
 
     other = copy.deepcopy(layer.together)
+    assert other.arrangement is layer.together.arrangement  # nobody writes to it
     other.filter([1])
     other.update_and_fetch(random(1, 2, 1, WIDTH), random(1, 2, 1, WIDTH))
     mx.eval(other.state)
