@@ -60,8 +60,10 @@ class Scheduler:
         """Tells after how many prefill batches each prefix that sequences wait for is needed."""
         uses: dict[Key, float] = {}
         for place, batch in enumerate(self._batches):
-            for key in batch.prefixes:
-                uses.setdefault(key, place)
+            for key in reversed(batch.prefixes):
+                if key in uses:
+                    break  # then so are those below it
+                uses[key] = place
         return uses
 
     @property

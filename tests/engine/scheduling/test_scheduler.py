@@ -6,7 +6,7 @@ from driving import task
 from effort import at_most
 from tiny import tiny_model
 
-from mlx_rq.engine.kv.prefix_key import key_of
+from mlx_rq.engine.kv.prefix_key import Key, key_of
 from mlx_rq.engine.scheduling.scheduler import Scheduler
 from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
 from mlx_rq.engine.structured.output_format import OutputFormats
@@ -132,3 +132,10 @@ def test_prompts_that_go_on_from_one_another_are_planned_soon() -> None:
 
     assert head is not None
     assert sum(1 for _ in waiting.from_last()) == 1000
+    with at_most(20):
+        uses = [waiting.next_use() for _ in range(40)][-1]
+    expected: dict[Key, float] = {}
+    for place, batch in enumerate(waiting._batches):
+        for prefix in batch.prefixes:
+            expected.setdefault(prefix, place)
+    assert uses == expected
