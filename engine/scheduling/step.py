@@ -124,16 +124,20 @@ class Step:
         """Prefills so many tokens of a batch's prefixes; says whether they are whole by now."""
         running, prefixes = self._running, self._running.prefix_cache
         left = tokens
+        # For a few tokens more, those that run are not to wait for another pass.
+        least = min(tokens, LEAST) if running else 1
         for key in batch.prefixes:
+            if left < least:
+                return False
             if not running.may_build(key, self._scheduler.next_use):
                 return False  # those that run will make room
             before = prefixes.prefilled_tokens
             whole = prefixes.build(key, left) is not None
             self._on_progress()
             left -= prefixes.prefilled_tokens - before
-            if not whole or (running and left < min(tokens, LEAST)):
-                return False  # for so few tokens more, nobody is to wait for another pass
-        return True
+            if not whole:
+                return False
+        return not running or left >= least
 
     def _admit_some(self, batch: WaitingBatch) -> None:
         """Admits as many of a batch as there is room for, unless those are few."""

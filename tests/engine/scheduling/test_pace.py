@@ -127,3 +127,20 @@ def test_progress_is_told_after_each_pass_of_a_long_prompt() -> None:
     assert len(long) >= 2
     assert all(index + 1 in told for index in long)  # before the next one begins
     assert max(rows * tokens for rows, tokens in network.passes) <= 4 * 64
+
+
+def test_a_prefix_that_takes_all_of_a_step_leaves_nothing_for_the_next_one() -> None:
+    model = tiny_model("llama")
+    device = ScriptedDevice()
+    scripted, network = watched(model, device)
+    engine = MLXEngine(scripted, EngineOptions(batch_size=4, chunk=32), device=device)
+    system, documents = [*range(32)], [[7] * 100, [8] * 100]
+    bodies = [completion([*system, *documents[i % 2], i], max_tokens=2) for i in range(6)]
+    engine.add([task(str(i), body) for i, body in enumerate(bodies)])
+    network.passes.clear()
+
+    engine.step()
+
+    assert network.passes == [(1, 32)]
+    results = finish(engine, 6)
+    assert [texts(results[str(i)]) for i in range(6)] == [[greedy_text(model, b)] for b in bodies]
