@@ -22,12 +22,13 @@ from mlx_rq.engine.options import EngineOptions
 from mlx_rq.engine.output.partial import partials
 from mlx_rq.engine.output.response import WRITERS, response_of
 from mlx_rq.engine.recovery import Recovery
+from mlx_rq.engine.scheduling.choices import sequences_of, steps_of
 from mlx_rq.engine.scheduling.drafting import Drafting
 from mlx_rq.engine.scheduling.integrity import check
 from mlx_rq.engine.scheduling.pressure import Pressure
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler
-from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of, steps_of
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequences import SequenceTable, TaskSequences
 from mlx_rq.engine.scheduling.state import State
 from mlx_rq.engine.scheduling.step import Step

@@ -8,7 +8,7 @@ from mlx_rq.engine.formats.model_format import model_format_of
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.prompts.render import render
 from mlx_rq.engine.prompts.truncation import generated_from
-from mlx_rq.engine.scheduling.sequence import budget_of
+from mlx_rq.engine.scheduling.choices import budget_of
 from mlx_rq.jobs.openai.job_request import JobRequest
 
 logger = logging.getLogger("mlx_rq.engine")

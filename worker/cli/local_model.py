@@ -24,7 +24,7 @@ class LocalModel:
         """Gives the prompts of a request as tokens; raises RequestError where a worker would."""
         from mlx_rq.engine.formats.model_format import model_format_of
         from mlx_rq.engine.prompts.render import render
-        from mlx_rq.engine.scheduling.sequence import budget_of
+        from mlx_rq.engine.scheduling.choices import budget_of
 
         with _quiet():
             # All of its tokens: `vocab_size` leaves out those that templates write.

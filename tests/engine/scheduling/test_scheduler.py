@@ -7,8 +7,9 @@ from effort import at_most
 from tiny import tiny_model
 
 from mlx_rq.engine.kv.prefix_key import Key, key_of
+from mlx_rq.engine.scheduling.choices import sequences_of
 from mlx_rq.engine.scheduling.scheduler import Scheduler
-from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.structured.output_format import OutputFormats
 
 

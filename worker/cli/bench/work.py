@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mlx_rq.engine.interface import Task
 from mlx_rq.engine.models.load import LoadedModel
+from mlx_rq.engine.scheduling.choices import sequences_of
 from mlx_rq.engine.scheduling.prefix_plan import Plan, depth_of, plan
 from mlx_rq.engine.scheduling.scheduler import as_planned
-from mlx_rq.engine.scheduling.sequence import TokenSequence, sequences_of
+from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.structured.output_format import OutputFormats
 from mlx_rq.jobs.batch.check import checked
 from mlx_rq.jobs.batch.compression import open_input
