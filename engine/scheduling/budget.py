@@ -9,8 +9,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
+from mlx_rq.engine.kv.cached_prefix import CachedPrefix
 from mlx_rq.engine.kv.layers import apart, can_share
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, NextUse, PrefixCache, no_use
+from mlx_rq.engine.kv.prefix_cache import NextUse, PrefixCache, no_use
 from mlx_rq.engine.kv.ragged import most_lag
 from mlx_rq.engine.kv.shared_cache import BLOCK
 from mlx_rq.engine.models.device import Device, weight_bytes

@@ -16,12 +16,8 @@ from mlx_lm.generate import GenerationBatch
 from mlx_lm.generate_utils import BatchCounters
 
 from mlx_rq.engine.interface import Totals
-from mlx_rq.engine.kv.prefix_cache import (
-    CachedPrefix,
-    NextUse,
-    PrefixCache,
-    no_use,
-)
+from mlx_rq.engine.kv.cached_prefix import CachedPrefix
+from mlx_rq.engine.kv.prefix_cache import NextUse, PrefixCache, no_use
 from mlx_rq.engine.kv.prefix_key import TOKEN_BYTES, Key
 from mlx_rq.engine.kv.sharing import Sharing
 from mlx_rq.engine.kv.trial import ASSUMED, Batching, Verdict

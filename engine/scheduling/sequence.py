@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix
+from mlx_rq.engine.kv.cached_prefix import CachedPrefix
 from mlx_rq.engine.kv.prefix_key import Key, key_of
 from mlx_rq.engine.sampling.logprobs import PromptScore, TokenLogprobs
 from mlx_rq.engine.sampling.sampler import SequenceSampler

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mlx_rq.engine.interface import Task, Totals
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix
+from mlx_rq.engine.kv.cached_prefix import CachedPrefix
 from mlx_rq.engine.scheduling.prompt_logprobs import PromptLogprobs
 from mlx_rq.engine.scheduling.running_batch import RunningBatch
 from mlx_rq.engine.scheduling.scheduler import Scheduler

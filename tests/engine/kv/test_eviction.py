@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache
+from mlx_rq.engine.kv.cached_prefix import CachedPrefix
+from mlx_rq.engine.kv.prefix_cache import PrefixCache
 from mlx_rq.engine.kv.prefix_key import key_of
 
 LENGTH = 4

@@ -17,7 +17,8 @@ from test_same_answers import branching
 from tiny import FAMILIES, Nested, tiny_model
 
 from mlx_rq.engine.engine import MLXEngine
-from mlx_rq.engine.kv.prefix_cache import CachedPrefix, PrefixCache, no_use
+from mlx_rq.engine.kv.cached_prefix import CachedPrefix
+from mlx_rq.engine.kv.prefix_cache import PrefixCache, no_use
 from mlx_rq.engine.kv.prefix_key import key_of
 from mlx_rq.engine.kv.shared_attention import shared_attention
 from mlx_rq.engine.kv.sharing import (
