@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable
 from mlx_rq.engine.errors import bad_request, ended_by, failure
 from mlx_rq.engine.interface import DeviceExhausted, Outcome, Task
 from mlx_rq.engine.models.device import Device, Fault, NotFinite
+from mlx_rq.engine.sampling.logprobs import PromptScore
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 from mlx_rq.engine.scheduling.sequences import SequenceTable
 from mlx_rq.engine.scheduling.step_size import StepSize
@@ -111,15 +112,14 @@ class Recovery:
         if not suspects:
             raise error  # nothing can be left out: the worker starts afresh
         in_flight = in_flight or min(len(suspects), self._step_size.rows)  # they were let in
+        score = None if scored is None else scored.score
         if isinstance(error, NotFinite):
             logger.warning("%s, with %d sequences in flight", error, in_flight)
-            return self._again_alone(error, suspects)
+            return self._again_alone(error, suspects, score)
         if (fault := self._device.fault_of(error)) is not None:
             logger.warning("%s, with %d sequences in flight", error, in_flight)
             error.with_traceback(None)  # its frames hold arrays, and their memory
-            reach = self._running.reach
-            if scored is not None and scored.score is not None:
-                reach = len(scored.score.scores)
+            reach = self._running.reach if score is None else len(score.scores)
             return self._again_smaller(error, fault, suspects, in_flight, reach)
         logger.error("the engine raised with %d in flight", len(suspects), exc_info=error)
         return self._one_at_a_time(error, suspects)
@@ -187,7 +187,9 @@ class Recovery:
             code="context_length_exceeded",
         )
 
-    def _again_alone(self, error: NotFinite, suspects: list[TokenSequence]) -> list[Outcome]:
+    def _again_alone(
+        self, error: NotFinite, suspects: list[TokenSequence], score: PromptScore | None
+    ) -> list[Outcome]:
         """Those whose logits were no numbers are begun again by themselves.
 
         They fail where it comes again at the same place, or at ever so many others. Raises the
@@ -195,7 +197,7 @@ class Recovery:
         """
         named = self._running.named(error.uids) or suspects
         in_flight, tasks = len(self._running), self._tasks_of(named)
-        hopeless = {task.id for one in named for task in self._garbled_again(one)}
+        hopeless = {task.id for one in named for task in self._garbled_again(one, score)}
         self._sequences.put_back()
         for sequence in named:  # what they stood on may be as wrong
             self._running.prefix_cache.forget(sequence.key)
@@ -211,11 +213,12 @@ class Recovery:
             self._sequences.cancel(task.id)
         return [failure(task.id, error) for task in given_up] + self._restarted(again)
 
-    def _garbled_again(self, sequence: TokenSequence) -> list[Task]:
+    def _garbled_again(self, sequence: TokenSequence, score: PromptScore | None) -> list[Task]:
         """Notes where a sequence's logits were no numbers; gives its tasks if that is hopeless."""
         known = self._sequences.tasks
         self._garbled = {one: places for one, places in self._garbled.items() if one in known}
-        place, hopeless = (sequence.index, len(sequence.text.tokens)), []
+        tokens = sequence.length if score is None else len(score.scores)
+        place, hopeless = (sequence.index, tokens), []
         for task in self._tasks_of([sequence]):
             places = self._garbled.setdefault(task.id, set())
             if place in places or len(places) >= _GARBLED:

@@ -54,6 +54,17 @@ def test_logits_that_are_no_numbers_now_and_then_end_no_job() -> None:
     assert len(network.passes) > 40
 
 
+def test_prompts_whose_score_is_no_number_now_and_then_are_scored() -> None:
+    body = completion([*range(200)], max_tokens=0, echo=True, logprobs=1)
+    engine, _, _ = start(MODEL, lambda *_: False, [body], chunk=64)
+    undisturbed = finish(engine, 1)["0"]["choices"]
+    engine, network, _ = start(MODEL, lambda *_: False, [body], chunk=64)
+    network.garbles = lambda inputs: mx.full(len(inputs), len(network.passes) in (2, 5))
+
+    assert finish(engine, 1)["0"]["choices"] == undisturbed
+    assert len(network.passes) > 5
+
+
 def test_errors_long_apart_do_not_add_up() -> None:
     """The fourth and later ones come in the smallest step: it had no time to grow."""
     body = completion([*range(30)], max_tokens=400, ignore_eos=True)
