@@ -165,6 +165,12 @@ class PrefixCache:
         return self._building is not None
 
     @property
+    def bytes_in_work(self) -> int:
+        """Bytes of the prefix in work, which may have been put aside."""
+        caches = [] if self._building is None else self._building.caches
+        return sum(int(cache.nbytes) for cache in caches)
+
+    @property
     def reach(self) -> int:
         """Tokens of the prefix in work that are computed."""
         return 0 if self._building is None else self._building.depth

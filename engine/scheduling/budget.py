@@ -167,7 +167,8 @@ class KVBudget:
         for sequence in more:
             sizes.append((self._reserved(sequence), shared_tokens))
             together.append(sequence)
-            room = int(self.share * self.nbytes) - self._needed(sizes, self._lag(together))
+            needed = self._needed(sizes, self._lag(together)) + prefix_cache.bytes_in_work
+            room = int(self.share * self.nbytes) - needed
             if not prefix_cache.evict(
                 room, next_use=next_use, keep_needed=True, in_use=referred_to(running)
             ):

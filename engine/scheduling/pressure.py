@@ -73,5 +73,7 @@ class Pressure:
             self._idle_since = now
         if not self._rests and now - self._idle_since >= _REST_SECONDS:
             self._rests = True
-            self._sequences.running.prefix_cache.evict_all()
+            prefix_cache = self._sequences.running.prefix_cache
+            prefix_cache.abandon()  # one may be half done whose sequences were all cancelled
+            prefix_cache.evict_all()
             self._device.clear_cache()

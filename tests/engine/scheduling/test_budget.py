@@ -124,3 +124,23 @@ def test_a_prefix_is_computed_once_there_is_room_for_it_beside_those_that_run() 
 
     assert 0.5 * 2100 * token < most <= 2100 * token
     assert engine.totals.prefixes_held == 1
+
+
+def test_a_prefix_that_was_put_aside_half_done_is_counted() -> None:
+    """As where somebody comes who is more urgent, and stands on none."""
+    model = tiny_model("llama")
+    token = measure_kv(model.model).per_token
+    _, engine = run(model, [], batch_size=8, chunk=512, reserve=64, kv_bytes=4200 * token)
+    late = [completion([*range(250)] * 4 + [i], max_tokens=5) for i in range(3)]
+    engine.add([task(f"late{i}", body) for i, body in enumerate(late)])
+    engine.step()
+    running = engine._running
+    assert running.prefix_cache.bytes_in_work > 500 * token
+    urgent = [completion([i] * 200, max_tokens=60, ignore_eos=True) for i in range(8)]
+    engine.add([task(str(i), body, rank=0) for i, body in enumerate(urgent)])
+    ended, most = 0, 0
+    while ended < len(late) + len(urgent):
+        most = max(most, running.kv_in_use()[0] + running.prefix_cache.bytes_in_work)
+        ended += len(engine.step())
+
+    assert 0.5 * 4200 * token < most <= 4200 * token

@@ -114,6 +114,24 @@ def test_an_idle_engine_keeps_its_prefixes_for_a_while() -> None:
     engine.check()
 
 
+def test_an_idle_engine_keeps_no_prefix_that_was_left_half_done() -> None:
+    now = 0.0
+    engine = MLXEngine(
+        tiny_model("llama"), EngineOptions(chunk=32), device=ScriptedDevice(), clock=lambda: now
+    )
+    engine.add([task(str(i), completion([*range(200), i])) for i in range(3)])
+    engine.step()
+    prefix_cache = engine._running.prefix_cache
+    assert prefix_cache.bytes_in_work > 0
+    for i in range(3):
+        engine.cancel(str(i))
+    engine.step()
+    now = 600.0
+    engine.step()
+
+    assert prefix_cache.bytes_in_work == 0
+
+
 @pytest.mark.parametrize("share", [0.5, 0.25])
 def test_a_throttled_engine_grows_no_further_than_it_may(share: float) -> None:
     engine, _ = start()
