@@ -268,3 +268,32 @@ def test_recursive_references_of_2019_are_followed() -> None:
     check, stock = Check(schema), Draft201909Validator(schema)
     for value in ({"a": 1}, {"next": {"a": 1}}, {"next": {"b": 1}}, {"b": 1}):
         assert (check.fault(value) is None) == stock.is_valid(value)
+
+
+@pytest.mark.parametrize(
+    ("multiple", "value", "fits"),
+    [
+        (0.01, 19.99, True),
+        (0.01, 290124.11, True),
+        (0.1, 3.8, True),
+        (0.1, 0.3, True),
+        (0.1, 0.35, False),
+        (2.5, 10**310, True),
+        (2.5, 10**310 + 1, False),
+        (7, 10**310 * 7, True),
+        (0.5, 1e300, True),
+        (0.01, float("inf"), False),
+        (0.01, True, True),
+        (0.01, "x", True),
+    ],
+)
+def test_decimals_are_multiples_as_they_are_written(
+    multiple: float, value: Any, fits: bool
+) -> None:
+    assert (Check({"multipleOf": multiple}).fault(value) is None) is fits
+
+
+def test_draft_3_calls_multiples_divisible() -> None:
+    schema = {"$schema": DRAFTS["draft-03"], "divisibleBy": 0.01}
+    assert Check(schema).fault(19.99) is None
+    assert Check(schema).fault(0.005) == "0.005 is not a multiple of 0.01 (at $)"
