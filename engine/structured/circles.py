@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from mlx_rq.engine.structured.negation import ANNOTATIONS
 from mlx_rq.engine.structured.references import (
     IN_PLACE,
     TooManySteps,
@@ -20,7 +19,7 @@ from mlx_rq.engine.structured.references import (
     has_one_base,
     looked_at,
 )
-from mlx_rq.jobs.openai.schemas import Schema, subschemas, target
+from mlx_rq.jobs.openai.schemas import ANNOTATIONS, Schema, subschemas, target
 
 _MERGED = "mlx-rq-merged-"
 """How definitions begin that are merged schemas."""

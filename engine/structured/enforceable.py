@@ -13,12 +13,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.validators import validator_for
-
 from mlx_rq.engine.structured import bounded, formats
 from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
+from mlx_rq.engine.structured.drafts import OLD, draft_of, name_of
 from mlx_rq.engine.structured.lookarounds import plain_patterns
 from mlx_rq.engine.structured.negation import Document, disjoint, negated, other_than
 from mlx_rq.engine.structured.numbers import write_plainly
@@ -30,9 +28,8 @@ from mlx_rq.engine.structured.property_names import (
     without_property_names,
 )
 from mlx_rq.engine.structured.references import at_most_steps
-from mlx_rq.jobs.openai.schemas import Schema, subschemas, target
+from mlx_rq.jobs.openai.schemas import Schema, said_of, subschemas, target
 
-_OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
 _MOST_STEPS = 500_000
 """About a second; no schema that was seen in use took more than 30,000."""
@@ -63,6 +60,8 @@ def _rewritten(text: str, close: bool) -> tuple[dict[str, Any], list[str]]:
         root = closed(root) if close else root
         rewriting = _Rewriting(root)
         copied = copy.deepcopy(root)
+        if "$schema" in copied:  # the engine takes one that it does not know for a document
+            copied["$schema"] = name_of(draft_of(root))
         for node in subschemas(copied):
             rewriting.rewrite(node)
         copied = without_circles(copied)
@@ -75,9 +74,9 @@ class _Rewriting:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._document = Document(root)
-        draft = root.get("$schema")
-        self._old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
-        self._formats = bounded.formats(validator_for(root, default=Draft202012Validator)).checkers
+        draft = draft_of(root)
+        self._old = draft in OLD
+        self._formats = bounded.formats(draft).checkers
         self.notes: list[str] = []
 
     def rewrite(self, node: dict[str, Any]) -> None:
@@ -150,12 +149,16 @@ class _Rewriting:
             [other is not one and not disjoint(self._document, one, other) for other in typed]
             for one in typed
         ]
+        said = [said_of(branch) for branch in branches]
+        alone = [said.count(one) == 1 for one in said]  # what fits another as well is no answer
         exclusive: list[Any] = []
-        for one, others in zip(branches, meets, strict=True):
+        for one, others, is_alone in zip(branches, meets, alone, strict=True):
+            if not is_alone:
+                continue
             meeting = [b for b, met in zip(branches, others, strict=True) if met]
             excluded = [negated(self._document, other) for other in meeting[:_MOST_ALTERNATIVES]]
             if len(meeting) > _MOST_ALTERNATIVES or None in excluded:
-                exclusive = branches
+                exclusive = list(itertools.compress(branches, alone))
                 self.notes.append("that no more than one alternative of a 'oneOf' fits")
                 break
             whole = one

@@ -16,6 +16,7 @@ from mlx_rq.engine.formats.model_format import ModelFormat
 from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.enforceable import enforceable
+from mlx_rq.engine.structured.json_schema import Check, SchemaFault
 from mlx_rq.engine.structured.references import TooManySteps
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import Request
@@ -118,6 +119,12 @@ def _enforced(schema: Schema, strict: bool, error: _Error) -> _Enforced:
         return enforceable(schema, close=strict)
     except (RecursionError, TooManySteps):
         raise error("it refers to its own parts too often; make it simpler.") from None
+    except Exception:  # it is rewritten as if it were valid: say what is wrong with it
+        try:
+            Check(schema)
+        except SchemaFault as fault:
+            raise error(str(fault)) from None
+        raise
 
 
 def _error_of(index: int, tool: Tool) -> _Error:

@@ -9,14 +9,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
-from jsonschema.validators import validator_for
 from referencing import Registry
 
 from mlx_rq.engine.structured.bounded import bounded, formats, in_time
+from mlx_rq.engine.structured.drafts import draft_of
 from mlx_rq.engine.structured.metaschema import is_valid
 from mlx_rq.engine.structured.patterns import Patterns
+from mlx_rq.engine.structured.references import endless
 from mlx_rq.jobs.openai.schemas import Schema
 from mlx_rq.jobs.openai.structured import Shape
 
@@ -30,17 +30,19 @@ class SchemaFault(ValueError):
 class Check:
     """Validates values against one schema; 2020-12, unless its `$schema` names another draft.
 
-    Raises SchemaFault where the schema itself is not valid.
+    Raises SchemaFault where the schema itself is not valid, or no value can be held against it.
     """
 
     def __init__(self, schema: Schema) -> None:
-        draft = validator_for(schema, default=Draft202012Validator)
+        draft = draft_of(schema)
         if not is_valid(schema, draft):
             try:
                 check: Any = draft.check_schema  # whose stubs know no format checker
                 check(dict(schema), format_checker=formats(draft))
             except SchemaError as error:
                 raise SchemaFault(_message(error)) from None
+        if reference := endless(schema):
+            raise SchemaFault(f"the '$ref' to '{reference}' leads back to itself, whatever the value is.")
         self._patterns = Patterns(schema)
         self._validator = bounded(draft)(schema, registry=Registry(), format_checker=formats(draft))
 

@@ -289,11 +289,11 @@ class GuidanceConstraint:
 
     def _steer_to_end(self, closer: Closer) -> None:
         """Decides all that is left once the way to the end takes about what the budget allows."""
+        left = self._budget - self.taken
         try:
-            end = closer.shortest_end(self._matcher)
+            end = closer.shortest_end(self._matcher, left)
         except ValueError:
             return  # the engine gave up: this sequence's own next step tells of it
-        left = self._budget - self.taken
         if end and len(end) <= left <= len(end) + _CLOSE_MARGIN:
             self._shortest_end = True
             self._decided.extend(end)

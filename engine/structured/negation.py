@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from mlx_rq.engine.structured.references import circular, parts_of
-from mlx_rq.jobs.openai.schemas import Schema, target
+from mlx_rq.jobs.openai.schemas import ANNOTATIONS, Schema, target
 
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _DEEPEST = 12
@@ -20,11 +20,6 @@ _MOST_IN_ALL = 20_000
 
 MOST_BRANCHES = 24
 """Branches of a negation, after which it is too much: each multiplies what it is merged with."""
-
-ANNOTATIONS = {
-    *("$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated"),
-    *("description", "examples", "id", "readOnly", "title", "writeOnly"),
-}
 
 
 class Document:

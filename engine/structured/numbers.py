@@ -10,6 +10,10 @@ _COUNTS = (
     *("maxContains", "maxItems", "maxLength", "maxProperties"),
     *("minContains", "minItems", "minLength", "minProperties"),
 )
+_MOST_COUNTED = 10**9
+"""No answer is so long. The engine knows no counts beyond 32 bits; larger ones stand in schemas
+that mean "as many as you like".
+"""
 _UPPER = ("exclusiveMaximum", "maximum")
 _LOWER = ("exclusiveMinimum", "minimum")
 
@@ -19,6 +23,8 @@ def write_plainly(node: dict[str, Any]) -> None:
     for key in _COUNTS:
         if isinstance(node.get(key), float) and node[key].is_integer():
             node[key] = int(node[key])
+        if isinstance(node.get(key), int):
+            node[key] = min(node[key], _MOST_COUNTED)
     for keys, way in ((_UPPER, -math.inf), (_LOWER, math.inf)):
         for key in keys:
             if isinstance(node.get(key), (int, float)) and not isinstance(node[key], bool):

@@ -41,13 +41,16 @@ def without_property_counts(node: dict[str, Any]) -> list[Schema] | None:
     """Takes `minProperties` and `maxProperties` out of a schema where not all are required.
 
     Those the engine does not count. Returns alternatives that say the same, none where it need not
-    be said; or None where it cannot be.
+    be said; or None where it cannot be, or not for sure.
     """
     named, listed = node.get("properties", {}), node.get("required", [])
     least, most = node.get("minProperties", 0), node.get("maxProperties")
     known = isinstance(named, dict) and isinstance(listed, list) and are_counts(least, most or 0)
-    if not known or named.keys() <= (required := set(listed)):
+    if not known:
         return []
+    required = set(listed)
+    if named.keys() <= required:  # the engine counts, but a name that comes twice counts twice
+        return [] if least <= len(required) + 1 else None
     for key in ("minProperties", "maxProperties"):
         node.pop(key, None)
     shut = node.get("additionalProperties") is False and not node.get("patternProperties")

@@ -102,5 +102,35 @@ def circular(root: Schema) -> set[str]:
     return set(onward)
 
 
+def endless(root: Schema) -> str | None:
+    """Finds a reference that leads back to itself whatever the value is; None where there is none.
+
+    To validate a value that it applies to never ends.
+    """
+    done: set[int] = set()
+    for start in looked_at(root) if has_one_base(root) else ():
+        path = {id(start): (start, _always(root, start))}
+        while path:
+            node, onward = next(reversed(path.values()))
+            step = next((one for one in onward if id(one) not in done), None)
+            if step is None:
+                done.add(id(node))
+                del path[id(node)]
+            elif id(step) in path:
+                return next(str(one["$ref"]) for one, _ in reversed(path.values()) if "$ref" in one)
+            else:
+                path[id(step)] = step, _always(root, step)
+    return None
+
+
+def _always(root: Schema, node: Schema) -> Iterator[dict[str, Any]]:
+    """Yields the schemas that a value is held against next, whatever it is."""
+    inner = [target(root, node["$ref"])] if "$ref" in node else []
+    for key in ("allOf", "oneOf"):
+        inner += node[key] if isinstance(node.get(key), list) else ()
+    inner += [node.get("not"), node.get("if")]
+    return (one for one in inner if isinstance(one, dict))
+
+
 def _referring(schema: Any) -> Iterator[dict[str, Any]]:
     return (node for node in looked_at(schema) if isinstance(node.get("$ref"), str))

@@ -47,8 +47,8 @@ class Closer:
         self._newline = tokenizer.greedy_tokenize("\n")[0]
         self._end_text = tokenizer.tokenize_str(end_text)
 
-    def shortest_end(self, matcher: LLMatcher) -> list[int] | None:
-        """Gives tokens after which the text may end; empty where it may end at once.
+    def shortest_end(self, matcher: LLMatcher, most: int = _LONGEST_END) -> list[int] | None:
+        """Gives tokens after which the text may end, about as many as `most`; empty where at once.
 
         Greedy, so there may be fewer. None where none were found. Raises ValueError where the
         engine gives up as soon as a text begins.
@@ -57,7 +57,7 @@ class Closer:
         tokens: list[int] = []
         given_up = time.thread_time() + _LONGEST_SEARCH
         while not matcher.is_accepting():
-            if len(tokens) > _LONGEST_END or time.thread_time() > given_up:
+            if len(tokens) > most or time.thread_time() > given_up:
                 return None
             step = matcher.compute_ff_tokens() or self._next(matcher, tokens)
             if matcher.is_error() or not matcher.consume_tokens(step):

@@ -7,8 +7,7 @@ with a copy of what is within, whose alternatives are written out again. Its mem
 from collections.abc import Iterable
 from typing import Any
 
-from mlx_rq.engine.structured.negation import ANNOTATIONS
-from mlx_rq.jobs.openai.schemas import Schema, target
+from mlx_rq.jobs.openai.schemas import ANNOTATIONS, Schema, target
 
 MOST_UNFOLDED = 400_000
 """Of what the engine can compile after all, the most that was seen in 5,000 real schemas. It takes

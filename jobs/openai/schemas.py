@@ -1,6 +1,6 @@
-"""Caps on JSON schemas, cheap enough to be checked at every `submit()`.
+"""What JSON schemas are refused at every `submit()`: by caps, and for what can only be a mistake.
 
-They keep out what would take the worker's constraint engine seconds or hundreds of megabytes: its
+The caps keep out what would take the worker's constraint engine seconds or hundreds of megabytes: its
 own limits do not reach large `multipleOf` (whose automaton has that many states), and an object's
 optional properties cost the square of their number at every token. All else is left to the engine,
 which says at the worker what it cannot do.
@@ -8,6 +8,7 @@ which says at the worker what it cannot do.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal
 from functools import lru_cache
@@ -24,6 +25,9 @@ MAX_MULTIPLE = 10_000
 MAX_MULTIPLES = 100_000
 """Of all multiples in a schema together: each has an automaton of its own."""
 _TOO_DEEP = f"it is nested more than {MAX_NESTING} levels deep."
+_EXACT = 2**53
+"""Beyond it, the engine rounds what is a `const`, or in an `enum`, to what a 64-bit float holds."""
+_LARGEST = 2**63
 _ENDLESS = 10**30
 """Larger numbers are not told apart: none of them is near the cap."""
 
@@ -34,7 +38,24 @@ _SCHEMA_KEYWORDS = (
     *("unevaluatedItems", "unevaluatedProperties"),
 )
 _LIST_KEYWORDS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-_NAMED_KEYWORDS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+_NAMED_KEYWORDS = (
+    *("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties"),
+    "properties",
+)
+
+
+ANNOTATIONS = {
+    *("$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated"),
+    *("description", "examples", "id", "readOnly", "title", "writeOnly"),
+}
+"""Keywords that say nothing of a value."""
+
+
+def said_of(schema: Any) -> str:
+    """Writes what a schema says of a value: the same of schemas that differ in annotations only."""
+    if isinstance(schema, dict):
+        schema = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+    return json.dumps(schema, sort_keys=True)
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -92,14 +113,14 @@ def schemas_in(root: Any) -> Iterator[dict[str, Any]]:
                     todo.append(target(root, node["$ref"]))
 
 
-def over_caps(schema: Any) -> str | None:
-    """Says which cap a schema exceeds, as the end of an error message; None where it keeps all."""
+def why_refused(schema: Any) -> str | None:
+    """Says why a schema is refused, as the end of an error message; None where it is not."""
     try:
-        text = json.dumps(schema, ensure_ascii=False)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
         if size > MAX_SCHEMA_BYTES:
             return f"it has {size:,} bytes; the limit is {MAX_SCHEMA_BYTES:,}."
-        return _over_counts(text)
+        return _why_refused(text)
     except RecursionError:
         return _TOO_DEEP
     except UnicodeEncodeError:
@@ -109,10 +130,10 @@ def over_caps(schema: Any) -> str | None:
 
 
 @lru_cache(maxsize=32)
-def _over_counts(text: str) -> str | None:
-    """Says of a schema's JSON which cap beside that on its size it exceeds.
+def _why_refused(text: str) -> str | None:
+    """Says why a schema's JSON is refused, but for its size.
 
-    The lines of a batch mostly have one schema: that is counted once.
+    The lines of a batch mostly have one schema: that is looked through once.
     """
     schema = json.loads(text)
     if _nesting(schema) > MAX_NESTING:
@@ -130,6 +151,16 @@ def _over_counts(text: str) -> str | None:
                     f"an object has {optional:,} optional properties; "
                     f"the limit is {MAX_OPTIONAL_PROPERTIES:,}."
                 )
+        if _has_only_twins(node.get("oneOf")):
+            return (
+                "no value can satisfy a 'oneOf' whose alternatives all come twice: what fits one "
+                "of them fits another. Use 'anyOf'."
+            )
+        if (number := _rounded([node.get("const"), node.get("enum")])) is not None:
+            return (
+                f"the number {number} is one of its values, and would be rounded: integers are "
+                "exact up to 2**53. Let it be a string."
+            )
         enums += len(node["enum"]) if isinstance(node.get("enum"), list) else 0
         multiples.add(_states(node.get("multipleOf")))
     if enums > MAX_ENUM_VALUES:
@@ -146,6 +177,29 @@ def _over_counts(text: str) -> str | None:
             f"its different 'multipleOf' come to {sum(multiples):,} together; "
             f"the limit is {MAX_MULTIPLES:,}."
         )
+    return None
+
+
+def _has_only_twins(alternatives: Any) -> bool:
+    """Says whether each of some alternatives is there twice, whatever its description says."""
+    if not isinstance(alternatives, list) or len(alternatives) < 2:
+        return False
+    return min(Counter(map(said_of, alternatives)).values()) > 1
+
+
+def _rounded(values: list[Any]) -> float | None:
+    """Finds a number in values, and what they hold, that the engine cannot write as it is.
+
+    The smallest integer of 64 bits ends the program: the engine overflows its stack.
+    """
+    todo = values
+    while todo:
+        value = todo.pop()
+        if isinstance(value, (dict, list)):
+            todo += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, (int, float)) and abs(value) > _EXACT:
+            if abs(value) >= _LARGEST or int(float(value)) != value:
+                return value
     return None
 
 

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.fields import Name, Strict
-from mlx_rq.jobs.openai.schemas import MAX_ENUM_VALUES, over_caps
+from mlx_rq.jobs.openai.schemas import MAX_ENUM_VALUES, why_refused
 
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 MAX_REGEX_CHARACTERS = 16 * 1024
@@ -211,13 +211,13 @@ def _read(schema: Any, param: str) -> Any:
 
 
 def check_shape(shape: Shape) -> None:
-    """Raises RequestError where a shape exceeds the caps."""
-    if shape.kind == "json" and (fault := over_caps(shape.value)):
+    """Raises RequestError where a schema in a shape is refused."""
+    if shape.kind == "json" and (fault := why_refused(shape.value)):
         raise shape.error(fault)
     if shape.kind == "grammar":
         for schema in _embedded_schemas(shape):
-            if fault := over_caps(schema):
-                raise shape.error(f"a schema in it exceeds a cap: {fault}")
+            if fault := why_refused(schema):
+                raise shape.error(f"of a schema in it: {fault}")
 
 
 def _embedded_schemas(shape: Shape) -> list[Any]:
@@ -232,7 +232,7 @@ def _embedded_schemas(shape: Shape) -> list[Any]:
 
 
 def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
-    """Raises RequestError where tools exceed the caps, or the choice names one that is missing."""
+    """Raises RequestError where a tool's schema is refused, or the choice names one that is missing."""
     names = [tool.function.name for tool in tools]
     for index, tool in enumerate(tools):
         if tool.function.name in names[:index]:
@@ -242,7 +242,7 @@ def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
                 param=f"tools[{index}].function.name",
             )
         parameters = tool.function.parameters or {}
-        if fault := over_caps(parameters):
+        if fault := why_refused(parameters):
             raise function_error(index, tool.function.name, fault)
         kinds = parameters.get("type", "object")
         if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):

@@ -1,5 +1,6 @@
 """How wrong structured requests are refused: in OpenAI's words, before anything is enqueued."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.schemas import MAX_ENUM_VALUES, over_caps, subschemas
+from mlx_rq.jobs.openai.schemas import MAX_ENUM_VALUES, why_refused, subschemas
 from mlx_rq.jobs.openai.validation import validate
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -176,7 +177,7 @@ def test_what_is_right_passes(body: dict[str, Any]) -> None:
             {"guided_grammar": 'start: %json {"multipleOf": 999983, "type": "integer"}'},
             "guided_grammar",
             None,
-            "Invalid grammar for guided_grammar: a schema in it exceeds a cap: 'multipleOf'",
+            "Invalid grammar for guided_grammar: of a schema in it: 'multipleOf'",
         ),
         (
             {"guided_grammar": "start: %json x"},
@@ -230,7 +231,7 @@ json_values = st.recursive(
 
 @given(st.dictionaries(keys, json_values))
 def test_caps_take_whatever_json_there_is(schema: dict[str, Any]) -> None:
-    fault = over_caps(schema)
+    fault = why_refused(schema)
     assert fault is None or fault.endswith(".")
 
 
@@ -240,7 +241,7 @@ def test_depth_is_measured_without_recursion(depth: int) -> None:
     for _ in range(depth):
         schema = {"items": schema}
     # The innermost object counts too, and so does a level for what it may hold.
-    assert (over_caps(schema) is None) == (depth + 1 <= 120)
+    assert (why_refused(schema) is None) == (depth + 1 <= 120)
 
 
 @pytest.mark.parametrize(
@@ -260,15 +261,15 @@ def test_depth_is_measured_without_recursion(depth: int) -> None:
     ],
 )
 def test_multiples_are_capped_by_their_digits(multiple: float, fits: bool) -> None:
-    assert (over_caps({"type": "number", "multipleOf": multiple}) is None) == fits
+    assert (why_refused({"type": "number", "multipleOf": multiple}) is None) == fits
 
 
 def test_multiples_are_capped_together() -> None:
     """An automaton each: nine hundred of them took half a minute to compile."""
     multiples = [{"multipleOf": 9_990 + number} for number in range(11)]
-    assert over_caps({"anyOf": multiples[:10]}) is None
-    assert over_caps({"anyOf": multiples[:10] * 2}) is None
-    assert over_caps({"anyOf": multiples}) == (
+    assert why_refused({"anyOf": multiples[:10]}) is None
+    assert why_refused({"anyOf": multiples[:10] * 2}) is None
+    assert why_refused({"anyOf": multiples}) == (
         "its different 'multipleOf' come to 109,945 together; the limit is 100,000."
     )
 
@@ -277,9 +278,9 @@ def test_multiples_are_capped_together() -> None:
 def test_caps_reach_wherever_a_reference_leads(reference: str) -> None:
     far = {"properties": {"a": {"multipleOf": 10_001}}, "multipleOf": 10_001}
     schema = {"x": {"y": far, "z": {"$ref": "#/x/y"}}}
-    assert over_caps(schema) is None, "it says nothing of values"
+    assert why_refused(schema) is None, "it says nothing of values"
     definitions = {"z": {"$ref": "#/x/z"}} if "$defs" in reference else {}
-    assert over_caps({**schema, "$defs": definitions, "items": {"$ref": reference}}) == (
+    assert why_refused({**schema, "$defs": definitions, "items": {"$ref": reference}}) == (
         "'multipleOf' comes to 10,001; the limit is 10,000."
     )
 
@@ -287,4 +288,62 @@ def test_caps_reach_wherever_a_reference_leads(reference: str) -> None:
 def test_values_are_not_taken_for_schemas() -> None:
     schema = {"const": {"multipleOf": 10**9}, "default": {"enum": list(range(MAX_ENUM_VALUES + 1))}}
     assert list(subschemas(schema)) == [schema]
-    assert over_caps(schema) is None
+    assert why_refused(schema) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [
+        ({"const": 2**53}, None),
+        ({"const": -(2**53) - 1}, -(2**53) - 1),
+        ({"enum": [0, "x", 10**18]}, None),
+        ({"enum": [0, "x", 123456789012345678]}, 123456789012345678),
+        ({"const": [{"a": -(2**63)}]}, -(2**63)),
+        ({"enum": [-9.223372036854775808e18]}, -(2.0**63)),
+        ({"const": 2**63}, 2**63),
+        ({"const": 10**22}, 10**22),
+        ({"const": True}, None),
+        ({"maximum": 2**63, "default": 2**63}, None),
+    ],
+)
+def test_numbers_that_would_be_rounded_are_refused(values: Any, number: Any) -> None:
+    """Two to the power of 63, below zero, ended the worker; the others never validated."""
+    fault = f"the number {number} is one of its values, and would be rounded: " + (
+        "integers are exact up to 2**53. Let it be a string."
+    )
+    expected = None if number is None else fault
+    schema = {"type": "object", "properties": {"a": values}}
+    assert why_refused(schema) == expected
+    assert why_refused({"dependencies": {"b": schema}}) == expected
+    if expected:
+        with pytest.raises(RequestError, match="of a schema in it: the number"):
+            chat(guided_grammar=f"start: %json {json.dumps(schema)}")
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "refused"),
+    [
+        ([{"type": "string"}, {"title": "B", "type": "string"}], True),
+        ([{}, {}], True),
+        ([True, True, {"type": "null"}, {"type": "null"}], True),
+        ([{"const": 1}, {"const": True}], False),
+        ([{"const": 1}, {"const": 1}, {"const": 2}], False),
+        ([{"type": "string"}], False),
+        ([], False),
+    ],
+)
+def test_a_one_of_that_nothing_fits_is_refused(alternatives: Any, refused: bool) -> None:
+    fault = why_refused({"type": "object", "properties": {"a": {"oneOf": alternatives}}})
+    assert fault == (
+        "no value can satisfy a 'oneOf' whose alternatives all come twice: what fits one of them "
+        "fits another. Use 'anyOf'."
+        if refused
+        else None
+    )
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_what_json_has_no_number_for_is_refused(number: float) -> None:
+    fault = why_refused({"type": "number", "minimum": number})
+    assert fault is not None
+    assert fault.startswith("it is not JSON: ")

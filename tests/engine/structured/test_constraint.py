@@ -387,6 +387,14 @@ def test_close_json_closes_what_is_awkward_to_close(schema: Any) -> None:
         Draft202012Validator(schema, format_checker=checker).validate(value)
 
 
+def test_close_json_looks_for_no_end_beyond_the_budget() -> None:
+    """Each step of the batch waited for a search of a quarter of a second."""
+    schema = {"type": "array", "minItems": 10**6}
+    with at_most(40):
+        (result,), _ = run(MODEL, [chat("x", guided_json=schema, max_tokens=90)], close_json=True)
+    assert result["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("open_thinking", [True, False])
 def test_reasoning_comes_before_the_structure(open_thinking: bool) -> None:
     body = chat(

@@ -16,7 +16,7 @@ from mlx_rq.engine.structured.constraint import Compiled, GrammarFault
 from mlx_rq.engine.structured.enforceable import enforceable
 from mlx_rq.engine.structured.grammar import grammar_of
 from mlx_rq.engine.structured.llguidance_backend import Guidance
-from mlx_rq.engine.structured.references import circular
+from mlx_rq.engine.structured.references import circular, endless
 from mlx_rq.engine.structured.unfolding import unfolded
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.validation import validate
@@ -228,13 +228,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "false": ({**OBJECT, "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
     "oneOf of which never one fits": (
-        {"oneOf": [{"type": "string"}, {"type": "string"}]},
+        {"oneOf": [{"type": "string"}, {"type": ["string"]}]},
         "nsatisfiable",
     ),
     "no number between": ({"type": "integer", "minimum": 3, "maximum": 2}, "greater than"),
     "foreign $ref": ({"$ref": "https://example.com/schema.json"}, "example.com"),
     "missing $ref": ({"$ref": "#/$defs/missing"}, "/$defs/missing"),
-    "$ref to itself": ({"$ref": "#"}, "no value can satisfy it"),
+    "$ref to itself": ({"$ref": "#"}, "leads back to itself"),
     "$ref to itself beside others": (
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a", "minLength": 1}}},
         "leads back to itself",
@@ -437,6 +437,31 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "64 bits": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5], [10**19]),
     "beyond 64 bits": ({"type": "number", "maximum": 2.0**64}, [10**18, -3], [3 * 10**19]),
     "beyond the exact": ({"type": "integer", "maximum": 2**53 + 1}, [2**53], [2**53 + 2]),
+    "counts without end": (
+        {"type": "array", "maxItems": 10**18, "items": {"type": "string", "maxLength": 2**64}},
+        [[], ["a"]],
+        ["a", [1]],
+    ),
+    "one of three without a twin": (
+        {"oneOf": [{**OBJECT, "required": ["a"]}, {**OBJECT, "required": ["a"]}, {"const": 1}]},
+        [1],
+        [2, {"a": 1}],
+    ),
+    "a draft by another name": (
+        {
+            "$schema": "https://json-schema.org/draft-07/schema#",
+            "definitions": {"n": {"type": "integer"}},
+            "items": {"$ref": "#/definitions/n", "minimum": 5},
+            "type": "array",
+        },
+        [[1]],
+        [["a"]],
+    ),
+    "no draft": (
+        {"$schema": "http://json-schema.org/schema#", "$ref": "#/$defs/n", "$defs": {"n": {}}},
+        [1],
+        [],
+    ),
     "counts as decimals": ({"type": "array", "maxItems": 1.0}, [[1]], [[1, 2]]),
     "leap days": (
         {"format": "date"},
@@ -562,6 +587,13 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         [{"a": 1, "b": 1}],
         [1],
     ),
+    "minProperties of names that may come twice": (
+        {"type": "object", "required": ["a"], "minProperties": 3},
+        "how many properties",
+        [{"a": 1, "b": 1, "c": 1}],
+        [],
+        [{"a": 1, "b": 1}],
+    ),
     "propertyNames of a pattern and a length": (
         {"type": "object", "propertyNames": {"pattern": "^[a-z]+$", "maxLength": 2}},
         "'propertyNames'",
@@ -630,6 +662,56 @@ def test_references_that_are_too_much_to_look_through_are_refused_soon(
     with pytest.raises(RequestError) as refused:
         compiled(tools=tools)
     assert refused.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"$schema": 5}, "5 is not of type 'string' (at $['$schema'])"),
+        ({"$schema": ["x"]}, "['x'] is not of type 'string' (at $['$schema'])"),
+        ({"propertyNames": {"enum": 5}}, "5 is not of type 'array' (at $.propertyNames.enum)"),
+        (
+            {"minProperties": 2, "required": [{}], "properties": {"a": {}}},
+            "{} is not of type 'string' (at $.required[0])",
+        ),
+        ({"type": [{}], "uniqueItems": True}, "[{}] is not valid under any of the given schemas"),
+    ],
+)
+def test_what_is_no_schema_is_refused_with_the_reason(schema: Any, fault: str) -> None:
+    for strict in (True, False):
+        with pytest.raises((RequestError, GrammarFault)) as refused:
+            compiled(**json_schema(schema, strict))
+        assert fault in str(refused.value)
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", **schema}}
+    with pytest.raises((RequestError, GrammarFault)) as refused:
+        compiled(tools=[{"type": "function", "function": function}])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"$ref": "#"}},
+        {"oneOf": [{"$ref": "#"}, {"type": "string"}]},
+        {"if": {"allOf": [{"$ref": "#"}]}, "then": {"type": "string"}},
+        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}},
+    ],
+)
+def test_a_reference_that_leads_to_itself_whatever_the_value_is_refused(schema: Any) -> None:
+    for strict in (True, False):
+        with pytest.raises(GrammarFault, match="leads back to itself, whatever the value is"):
+            compiled(**json_schema(schema, strict))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#"}}]},
+        {"not": {"required": ["a"]}, "properties": {"b": {"$ref": "#"}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}] * 2}, "b": {}}},
+    ],
+)
+def test_a_reference_may_lead_back_by_way_of_a_value(schema: Any) -> None:
+    assert endless(schema) is None
 
 
 def test_a_long_row_of_negations_is_rewritten_soon() -> None:
