@@ -1,6 +1,8 @@
 """Takes a sequence's text apart: reasoning, content, tool calls. Pure: text in, parts out."""
 
+import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,5 +125,18 @@ def _read(body: str, parse: Callable[[str], Any], names: Sequence[str]) -> list[
             raise ParseFault("the call has no name, or no arguments")
         if name not in names:
             raise ParseFault(f"the function '{name}' was called, which is not among the tools")
-        calls.append(ParsedCall(name, arguments, call.get("id")))
+        calls.append(ParsedCall(name, _finite(arguments), call.get("id")))
     return calls
+
+
+def _finite(value: Any) -> Any:
+    """Writes numbers too large for a float as the largest one: Infinity is no JSON."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            raise ParseFault("a number in it is NaN")
+        return math.copysign(sys.float_info.max, value)
+    return value

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mlx_rq.engine.formats.calls import Call
 from mlx_rq.engine.formats.lark import Lark, quoted
 from mlx_rq.engine.formats.model_format import ModelFormat
-from mlx_rq.engine.formats.tool_formats import Call, Format, call_of, can_write
+from mlx_rq.engine.formats.tool_formats import Format, can_write
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.enforceable import enforceable
 from mlx_rq.engine.structured.json_schema import Check, SchemaFault
-from mlx_rq.engine.structured.references import TooManySteps
+from mlx_rq.engine.structured.references import TooManySteps, parts_of
 from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.requests import Request
 from mlx_rq.jobs.openai.schemas import Schema
@@ -55,6 +56,8 @@ class Grammar:
 
     lark: str | None
     parts: tuple[GrammarPart, ...]
+    calls: tuple[Call, ...] = ()
+    """What may be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,23 @@ def _enforced(schema: Schema, strict: bool, error: _Error) -> _Enforced:
         raise
 
 
+def _call_of(index: int, tool: Tool) -> Call:
+    """Describes the calls of a tool by what its schema comes to, once its parts are merged."""
+    schema, _ = _enforced_tool(index, tool)
+    properties: dict[str, Any] = {}
+    required: set[str] = set()
+    for part in parts_of(schema, schema, sure=True):
+        listed = part.get("properties")
+        for name, one in listed.items() if isinstance(listed, dict) else ():
+            known = [other for other in (properties.get(name, True), one) if other is not True]
+            properties[name] = {"allOf": known} if len(known) > 1 else known[0] if known else True
+        names = part.get("required")
+        required.update(map(str, names) if isinstance(names, list) else ())
+    properties = {**properties, **dict.fromkeys(sorted(required - properties.keys()), True)}
+    strict = bool(tool.function.strict)
+    return Call(tool.function.name, schema, not strict, properties, frozenset(required))
+
+
 def _error_of(index: int, tool: Tool) -> _Error:
     return partial(function_error, index, tool.function.name)
 
@@ -149,7 +169,7 @@ def grammar_of(
             param="reasoning_length",
         )
     lark = Lark(model_format.specials)
-    calls = [call_of(one[1].function, _enforced_tool(*one)[0]) for one in tools.usable]
+    calls = tuple(_call_of(*one) for one in tools.usable)
     format = (
         model_format.format
         if model_format.format and can_write(model_format.format, calls)
@@ -159,10 +179,10 @@ def grammar_of(
     if shape is None and length is None and not given:
         return None
     if shape is None and length is None and free:
-        return Grammar(None, _parts(model_format, shape, tools, calls))
+        return Grammar(None, _parts(model_format, shape, tools, calls, format), calls)
     body = _body(lark, model_format, shape, tools, calls, format)
     start = f"{_reasoning(lark, model_format, reasoning, length, shape or calls)} {body}"
-    return Grammar(lark.grammar(start), _parts(model_format, shape, tools, calls))
+    return Grammar(lark.grammar(start), _parts(model_format, shape, tools, calls, format), calls)
 
 
 def _body(
@@ -239,7 +259,11 @@ def _reasoning(
 
 
 def _parts(
-    model_format: ModelFormat, shape: Shape | None, tools: Tools, calls: Sequence[Call]
+    model_format: ModelFormat,
+    shape: Shape | None,
+    tools: Tools,
+    calls: Sequence[Call],
+    format: Format | None,
 ) -> tuple[GrammarPart, ...]:
     parts = []
     if shape is not None:
@@ -255,6 +279,7 @@ def _parts(
         lark = Lark(model_format.specials)
         text = lark.grammar(lark.json(call.schema, lenient=call.lenient))
         enforced, unenforced = _enforced_tool(index, tool)
+        unenforced = [*unenforced, *(format.unenforced(call) if format else ())]
         error = _error_of(index, tool)
         parts.append(GrammarPart(text, error, schema_of(tool), enforced, tuple(unenforced)))
     return tuple(parts)

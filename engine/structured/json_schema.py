@@ -42,7 +42,9 @@ class Check:
             except SchemaError as error:
                 raise SchemaFault(_message(error)) from None
         if reference := endless(schema):
-            raise SchemaFault(f"the '$ref' to '{reference}' leads back to itself, whatever the value is.")
+            raise SchemaFault(
+                f"the '$ref' to '{reference}' leads back to itself, whatever the value is."
+            )
         self._patterns = Patterns(schema)
         self._validator = bounded(draft)(schema, registry=Registry(), format_checker=formats(draft))
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_rq.engine.formats.model_format import (
@@ -20,11 +20,10 @@ from mlx_rq.engine.formats.parser import (
     split_calls,
     split_reasoning,
 )
-from mlx_rq.engine.formats.tool_formats import mended
 from mlx_rq.engine.models.load import LoadedModel
 from mlx_rq.engine.structured.compilers import Compilation, Compilers
 from mlx_rq.engine.structured.constraint import Compiled, Constraint, GrammarFault
-from mlx_rq.engine.structured.grammar import Grammar, Tools, grammar_of, schema_of, tools_of
+from mlx_rq.engine.structured.grammar import Grammar, Tools, grammar_of, tools_of
 from mlx_rq.engine.structured.json_schema import Check, shape_fault
 from mlx_rq.engine.structured.llguidance_backend import Guidance
 from mlx_rq.jobs.openai.errors import ErrorObject, RequestError, error_object
@@ -182,13 +181,12 @@ class OutputFormat:
                 return Reading(text)
         if not self.tools.usable:
             return Reading(self.without_specials(text))
-        tools = [tool.model_dump() for _, tool in self.tools.usable]
         try:
             found = split_calls(
                 text,
                 model_format.call_start,
                 model_format.call_end,
-                lambda body: model_format.parse_call(body, tools),
+                self._calls_in,
                 finished=finished,
                 names=[tool.function.name for _, tool in self.tools.usable],
                 argument=model_format.argument,
@@ -199,16 +197,21 @@ class OutputFormat:
         if found.calls or found.cut:
             content = content.strip()
         reading = Reading(content or None if found.calls or found.cut else content)
-        schemas = {tool.function.name: schema_of(tool) for _, tool in self.tools.usable}
-        reading.calls = [
-            replace(call, arguments=mended(call.arguments, schemas[call.name]))
-            for call in found.calls
-        ]
+        reading.calls = found.calls
         reading.named_call = self.tools.mode == "named"
         if found.cut:
             message = "A tool call was cut off by the token budget and left out."
             reading.warnings.append(_warning("tool_call_cut", message))
         return reading
+
+    def _calls_in(self, body: str) -> Any:
+        """Reads what stands between the marks of a call."""
+        form, grammar = self.model_format.format, self.grammar
+        read = form.read(body, grammar.calls) if form and grammar else None
+        if read is not None:
+            return read
+        tools = [tool.model_dump() for _, tool in self.tools.usable]
+        return self.model_format.parse_call(body, tools)
 
     def without_specials(self, text: str) -> str:
         """Takes out of a text the special tokens that mean nothing to who reads the answer."""

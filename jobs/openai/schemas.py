@@ -1,9 +1,9 @@
 """What JSON schemas are refused at every `submit()`: by caps, and for what can only be a mistake.
 
-The caps keep out what would take the worker's constraint engine seconds or hundreds of megabytes: its
-own limits do not reach large `multipleOf` (whose automaton has that many states), and an object's
-optional properties cost the square of their number at every token. All else is left to the engine,
-which says at the worker what it cannot do.
+The caps keep out what would take the worker's constraint engine seconds or hundreds of megabytes:
+its own limits do not reach large `multipleOf` (whose automaton has that many states), and an
+object's optional properties cost the square of their number at every token. All else is left to the
+engine, which says at the worker what it cannot do.
 """
 
 import json
@@ -197,10 +197,13 @@ def _rounded(values: list[Any]) -> float | None:
         value = todo.pop()
         if isinstance(value, (dict, list)):
             todo += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, (int, float)) and abs(value) > _EXACT:
-            if abs(value) >= _LARGEST or int(float(value)) != value:
-                return value
+        elif isinstance(value, (int, float)) and not _keeps(value):
+            return value
     return None
+
+
+def _keeps(number: float) -> bool:
+    return abs(number) <= _EXACT or (abs(number) < _LARGEST and int(float(number)) == number)
 
 
 def _together(multiples: Set[int], *, merged: bool) -> int:

@@ -232,7 +232,7 @@ def _embedded_schemas(shape: Shape) -> list[Any]:
 
 
 def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
-    """Raises RequestError where a tool's schema is refused, or the choice names one that is missing."""
+    """Raises RequestError where a tool's schema is refused, or the choice names none of them."""
     names = [tool.function.name for tool in tools]
     for index, tool in enumerate(tools):
         if tool.function.name in names[:index]:

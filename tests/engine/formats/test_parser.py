@@ -1,6 +1,7 @@
 """Taking texts apart: reasoning, content, calls."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,12 +153,21 @@ def test_marks_within_a_raw_argument_are_text() -> None:
         '{"name": "f", "arguments": "{}"}',
         '{"name": 1, "arguments": {}}',
         '["f"]',
+        '{"name": "f", "arguments": {"a": [NaN]}}',
         '{"name": "unknown", "arguments": {}}',
     ],
 )
 def test_a_broken_call_is_a_fault(body: str) -> None:
     with pytest.raises(ParseFault):
         split(f"<tool_call>{body}</tool_call>")
+
+
+def test_numbers_beyond_a_float_are_the_largest_one() -> None:
+    """Written as they are read, Infinity, the arguments would be no JSON."""
+    (call,) = split(
+        '<tool_call>{"name": "f", "arguments": {"a": [1e400, {"b": -1e400}]}}</tool_call>'
+    ).calls
+    assert call.arguments == {"a": [sys.float_info.max, {"b": -sys.float_info.max}]}
 
 
 def test_without_an_end_mark_a_call_ends_where_the_next_begins() -> None:

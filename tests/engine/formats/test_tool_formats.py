@@ -134,6 +134,38 @@ def test_every_format_gives_calls_that_parse_and_validate(name: str) -> None:
         assert result["choices"][0]["message"]["content"] is None
 
 
+MERGED = {
+    "type": "object",
+    "$defs": {"Code": {"type": "string", "enum": ["123", "true"]}, "Zip": {"const": "04109"}},
+    "properties": {
+        "text": {"enum": ["null", " x ", "1.0", "</tool_call>"]},
+        "code": {"$ref": "#/$defs/Code"},
+    },
+    "allOf": [
+        {
+            "properties": {"zip": {"$ref": "#/$defs/Zip"}, "never": False},
+            "required": ["text", "code", "zip"],
+        }
+    ],
+    "required": ["unlisted"],
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", FORMATS)
+def test_texts_stay_texts_and_what_is_merged_is_written(name: str, strict: bool) -> None:
+    """Texts that look like other JSON were taken for it; what `allOf` lists was left out."""
+    model = speaking.model(*FORMATS[name])
+    function = {"name": "f", "strict": strict, "parameters": MERGED}
+    body = chat(tools=[{"type": "function", "function": function}], tool_choice=named("f"))
+    bodies = [{**body, "temperature": 1, "seed": seed} for seed in range(3)]
+    for result in ask(model, *bodies, close_json=True):
+        (call,) = result["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        validate_instance(arguments, MERGED)
+        assert {"text", "code", "zip", "unlisted"} <= arguments.keys()
+
+
 MODEL = speaking.model()
 
 

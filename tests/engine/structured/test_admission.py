@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_rq.jobs.openai.errors import RequestError
-from mlx_rq.jobs.openai.schemas import MAX_ENUM_VALUES, why_refused, subschemas
+from mlx_rq.jobs.openai.schemas import MAX_ENUM_VALUES, subschemas, why_refused
 from mlx_rq.jobs.openai.validation import validate
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
