@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core.core_schema import DictSchema
+from pydantic_core.core_schema import DecimalSchema, DictSchema, MultiHostUrlSchema, UrlSchema
 
 from mlx_rq.jobs.openai.errors import RequestError
 
@@ -21,14 +21,52 @@ whatever `pydantic.TypeAdapter` takes. (Python has no type for what is a type.)
 _LONGEST_NAME = 64
 
 
+_INTEGER = "^(?:0|-?[1-9][0-9]{0,17})$"
+
+
 class _Generator(GenerateJsonSchema):
-    """Says of a dict whose keys are integers that they are; pydantic says nothing of them."""
+    """Says of some types more than pydantic does, so that answers can be read as them."""
 
     def dict_schema(self, schema: DictSchema) -> JsonSchemaValue:
+        """Says of keys that they are texts of integers: of integers, pydantic says nothing.
+
+        Of an enum of integers it says that they are some, which the keys of JSON never are.
+        """
         written = super().dict_schema(schema)
-        if schema.get("keys_schema", {}).get("type") == "int":
-            written.setdefault("propertyNames", {"pattern": "^(?:0|-?[1-9][0-9]{0,17})$"})
+        keys: Any = schema.get("keys_schema", {})
+        if keys.get("type") == "int":
+            written.setdefault("propertyNames", {"pattern": _INTEGER})
+        elif keys.get("type") == "enum" and keys.get("sub_type") == "int":
+            written["propertyNames"] = {"enum": [str(int(one.value)) for one in keys["members"]]}
         return written
+
+    def decimal_schema(self, schema: DecimalSchema) -> JsonSchemaValue:
+        """Describes a number, with its places; pydantic allows any text as well."""
+        number: JsonSchemaValue = super().decimal_schema(schema)["anyOf"][0]
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        if places is not None:
+            number.setdefault("multipleOf", float(f"1e-{places}"))
+        if digits is not None:
+            most = 10 ** (digits - (places or 0))
+            for bound, key in ((-most, "exclusiveMinimum"), (most, "exclusiveMaximum")):
+                number.setdefault(key, bound)
+        return number
+
+    def url_schema(self, schema: UrlSchema) -> JsonSchemaValue:
+        """Says which schemes a URL may have, and that it has a host then."""
+        return _with_schemes(super().url_schema(schema), schema)
+
+    def multi_host_url_schema(self, schema: MultiHostUrlSchema) -> JsonSchemaValue:
+        return _with_schemes(super().multi_host_url_schema(schema), schema)
+
+
+def _with_schemes(written: JsonSchemaValue, url: UrlSchema | MultiHostUrlSchema) -> JsonSchemaValue:
+    """Adds a pattern of the schemes; then without the length, which takes too much with it."""
+    if not (schemes := url.get("allowed_schemes")):
+        return written
+    host = "" if schemes == ["file"] else "[A-Za-z0-9]"
+    rest = {key: value for key, value in written.items() if key not in ("maxLength", "minLength")}
+    return {**rest, "pattern": f"^(?:{'|'.join(map(re.escape, schemes))})://{host}"}
 
 
 def response_format(schema: Schema, *, strict: bool = True) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import re
-from enum import Enum
-from typing import Any, Generic, Optional, TypeVar
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Generic, Optional, TypeVar
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import AnyUrl, BaseModel, Field, FileUrl, HttpUrl, RedisDsn, SecretStr
 from typing_extensions import TypedDict
 
 from mlx_rq.jobs.openai.errors import RequestError
@@ -18,6 +19,11 @@ X = TypeVar("X")
 
 class Colour(Enum):
     RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
 
 
 class Größe(BaseModel):
@@ -76,6 +82,46 @@ def test_keys_that_are_integers_are_described_as_such() -> None:
     keys = ["0", "-5", "123", "1.0", "a", "", "01", "-0"]
     assert [key for key in keys if re.search(pattern, key)] == ["0", "-5", "123"]
     assert "propertyNames" not in schema["additionalProperties"]["items"]
+
+
+PRICE = Annotated[Decimal, Field(max_digits=5, decimal_places=2, ge=0)]
+BELOW_A_LINE = Annotated[Decimal, Field(decimal_places=0, lt=5, multiple_of=2)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "described"),
+    [
+        (Decimal, {"type": "number"}),
+        (
+            PRICE,
+            {
+                "type": "number",
+                "minimum": 0,
+                "multipleOf": 0.01,
+                "exclusiveMaximum": 1000,
+                "exclusiveMinimum": -1000,
+            },
+        ),
+        (BELOW_A_LINE, {"type": "number", "multipleOf": 2, "exclusiveMaximum": 5}),
+        (HttpUrl, {"type": "string", "format": "uri", "pattern": "^(?:http|https)://[A-Za-z0-9]"}),
+        (FileUrl, {"type": "string", "format": "uri", "pattern": "^(?:file)://"}),
+        (
+            RedisDsn,
+            {"type": "string", "format": "uri", "pattern": "^(?:redis|rediss)://[A-Za-z0-9]"},
+        ),
+        (AnyUrl, {"type": "string", "format": "uri", "minLength": 1}),
+    ],
+)
+def test_numbers_and_urls_are_described_as_they_are_read(type_: Any, described: Any) -> None:
+    """Any text would be a Decimal by pydantic's own description, and any URI a link."""
+    assert response_format(type_)["json_schema"]["schema"] == described
+
+
+def test_keys_of_an_enum_of_integers_are_texts() -> None:
+    """Of such a dict, only the empty one was valid."""
+    schema = response_format(dict[Level, int])["json_schema"]["schema"]
+    assert schema["propertyNames"] == {"enum": ["1", "2"]}
+    assert read_value('{"2": 5}', dict[Level, int]) == {Level.HIGH: 5}
 
 
 def test_not_strict_is_said() -> None:
