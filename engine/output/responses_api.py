@@ -4,9 +4,10 @@ import time
 from typing import Any
 
 from mlx_rq.engine.output.logprobs import chat_logprobs
+from mlx_rq.engine.output.tool_calls import tool_calls
 from mlx_rq.engine.output.writer import Answer, Finished, Writer
 from mlx_rq.engine.scheduling.sequence import TokenSequence
-from mlx_rq.engine.structured.output_format import Reading, tool_calls
+from mlx_rq.engine.structured.output_format import Reading
 from mlx_rq.engine.text.token_bytes import TokenBytes
 from mlx_rq.jobs.openai.response_object import response_object
 from mlx_rq.jobs.openai.responses import ResponsesRequest

@@ -6,6 +6,7 @@ only one of several alternatives fits, that many items differ, a `not` of what h
 """
 
 import copy
+import functools
 import itertools
 import json
 import re
@@ -14,21 +15,23 @@ from functools import lru_cache
 from typing import Any
 
 from mlx_rq.engine.structured import bounded, formats
+from mlx_rq.engine.structured.alternatives import both, excluding_each_other
 from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.drafts import OLD, draft_of, name_of
 from mlx_rq.engine.structured.lookarounds import plain_patterns
-from mlx_rq.engine.structured.negation import Document, disjoint, negated, other_than
+from mlx_rq.engine.structured.negation import Document, negated, other_than
 from mlx_rq.engine.structured.numbers import write_plainly
 from mlx_rq.engine.structured.places import gathered
 from mlx_rq.engine.structured.property_names import (
     are_counts,
     fits_all_names,
+    without_overlaps,
     without_property_counts,
     without_property_names,
 )
 from mlx_rq.engine.structured.references import at_most_steps
-from mlx_rq.jobs.openai.schemas import Schema, said_of, subschemas, target
+from mlx_rq.jobs.openai.schemas import Schema, subschemas, target
 
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]+")
 _MOST_STEPS = 500_000
@@ -36,8 +39,6 @@ _MOST_STEPS = 500_000
 _MOST_UNIQUE = 4
 """Values of an enum of which all arrangements are written out."""
 _MOST_DEPENDENCIES = 6
-_MOST_ALTERNATIVES = 12
-"""Alternatives of which each is written with the others excluded."""
 
 
 def enforceable(schema: Schema, *, close: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -117,7 +118,7 @@ class _Rewriting:
         ):  # of what does not fit the condition, it is only known what it must be
             otherwise = True
             self.notes.append("what is to fit under a condition ('if')")
-        branches = [_both(condition, then), _both(otherwise, other)]
+        branches = [both(condition, then), both(otherwise, other)]
         any_of = {"anyOf": [branch for branch in branches if branch is not False]}
         _add(node, "if", True if True in branches else any_of)
 
@@ -133,7 +134,7 @@ class _Rewriting:
                 # Listed too, and so in this order where the object lists none of them.
                 with_it: Any = {"properties": dict.fromkeys(names, True), "required": names}
                 if isinstance(needed, (dict, bool)):
-                    with_it = _both(with_it, needed)
+                    with_it = both(with_it, needed)
                 without = {"properties": {name: False}}
                 _add(node, None, {"anyOf": [without, *([with_it] if with_it else ())]})
             if len(wanted) > _MOST_DEPENDENCIES:
@@ -144,28 +145,10 @@ class _Rewriting:
         if not isinstance(branches, list) or not branches:
             return
         base = {"type": node["type"]} if "type" in node else {}
-        typed = [_both(base, branch) for branch in branches]
-        meets = [
-            [other is not one and not disjoint(self._document, one, other) for other in typed]
-            for one in typed
-        ]
-        said = [said_of(branch) for branch in branches]
-        alone = [said.count(one) == 1 for one in said]  # what fits another as well is no answer
-        exclusive: list[Any] = []
-        for one, others, is_alone in zip(branches, meets, alone, strict=True):
-            if not is_alone:
-                continue
-            meeting = [b for b, met in zip(branches, others, strict=True) if met]
-            excluded = [negated(self._document, other) for other in meeting[:_MOST_ALTERNATIVES]]
-            if len(meeting) > _MOST_ALTERNATIVES or None in excluded:
-                exclusive = list(itertools.compress(branches, alone))
-                self.notes.append("that no more than one alternative of a 'oneOf' fits")
-                break
-            whole = one
-            for schema in excluded:
-                whole = _both(whole, schema)
-            exclusive += [] if whole is False else [whole]
-        _add(node, "oneOf", {"anyOf": copy.deepcopy(exclusive)} if exclusive else False)
+        exclusive, whole = excluding_each_other(self._document, branches, base)
+        if not whole:
+            self.notes.append("that no more than one alternative of a 'oneOf' fits")
+        _add(node, "oneOf", {"anyOf": exclusive} if exclusive else False)
 
     def _unique(self, node: dict[str, Any]) -> None:
         if node["uniqueItems"] is not True:
@@ -191,7 +174,7 @@ class _Rewriting:
             counts = range(node.pop("minItems", 0), len(values) + 1)
             arranged = [
                 {
-                    "prefixItems": [_both({"const": value}, items) for value in row],
+                    "prefixItems": [both({"const": value}, items) for value in row],
                     "items": False,
                     "minItems": count,
                 }
@@ -235,9 +218,24 @@ class _Rewriting:
             self.notes.append("what the names of properties are ('propertyNames')")
 
     def _patterns(self, node: dict[str, Any]) -> None:
+        """Writes patterns that have no name in common, as the engine demands it."""
+        if not isinstance(node["patternProperties"], dict):
+            return
+        if self._document.circles:
+            self._patterns_in_circles(node)
+        elif for_all := [one for one in node["patternProperties"] if fits_all_names(one)]:
+            everywhere = [node["patternProperties"].pop(pattern) for pattern in for_all]
+            node["additionalProperties"] = functools.reduce(both, everywhere)
+            for key in ("patternProperties", "properties"):
+                for name, schema in node.get(key, {}).items():
+                    node[key][name] = both(schema, node["additionalProperties"])
+        if not without_overlaps(node["patternProperties"]):
+            self.notes.append("which of several 'patternProperties' a property's name fits")
+
+    def _patterns_in_circles(self, node: dict[str, Any]) -> None:
         """Takes listed properties out of a pattern for all: merged in circles, nothing would go."""
         named, patterns = node.get("properties"), node["patternProperties"]
-        if not named or not isinstance(patterns, dict) or not self._document.circles:
+        if not named:
             return
         for pattern in filter(fits_all_names, list(patterns)):
             others = other_than(list(named))
@@ -265,14 +263,6 @@ def _repeated(values: list[Any]) -> bool:
 def _kinds(node: Schema) -> set[str]:
     kinds = node.get("type", "array")
     return {kinds} if isinstance(kinds, str) else set(kinds)
-
-
-def _both(one: Any, other: Any) -> Any:
-    """Writes that two schemas fit."""
-    if one is False or other is False:
-        return False
-    wanted = [schema for schema in (one, other) if schema is not True and schema != {}]
-    return copy.deepcopy({"allOf": wanted} if len(wanted) > 1 else wanted[0] if wanted else True)
 
 
 def _add(node: dict[str, Any], keyword: str | None, schema: Any) -> None:

@@ -4,7 +4,6 @@ It never raises for a bad grammar, a used-up limit or a wrong token: its matcher
 state and from then on allows only the end of the sequence. So the state is asked after every step.
 """
 
-import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -20,20 +19,15 @@ from mlx_rq.engine.structured.constraint import Constraint, GrammarFault, Masks
 from mlx_rq.engine.structured.grammar import Grammar
 from mlx_rq.engine.structured.json_schema import Check, SchemaFault
 from mlx_rq.engine.structured.matchers import Matchers, begun, forced, matcher_of
+from mlx_rq.engine.structured.messages import plain
 from mlx_rq.engine.structured.shortest_end import Closer
 from mlx_rq.engine.structured.unfolding import MOST_UNFOLDED, unfolded
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
 
-_GAVE_UP = ("lexer error: ", "panic: ", "parser error: ")
 _TOO_MANY = (
     f"its alternatives multiply to more than {MOST_UNFOLDED:,} schemas ('anyOf' in 'allOf', "
     "conditions, dependencies); make it simpler."
 )
-_CIRCLE = "circular references with sibling keys"
-_NOT_AN_OPTION = " Enable 'coerce_one_of'"
-_QUOTED = re.compile(r"\d+ \|")
-"""How a line of the grammar looks that the engine quotes in a message."""
-
 _COUNTED = ("maxLength", "minLength", "pattern")
 _MOST_TRIED = 20
 """Strings of a schema that are begun when it is compiled."""
@@ -73,7 +67,7 @@ class Guidance:
             except SchemaFault as fault:
                 raise GrammarFault(index, str(fault)) from None
             except ValueError as error:
-                raise GrammarFault(index, _plain(str(error))) from None
+                raise GrammarFault(index, plain(str(error))) from None
         try:
             matchers = None if grammar.lark is None else Matchers(tokenizer, grammar.lark)
             shortest = () if matchers is None else closer.shortest_end(matchers.after())
@@ -132,12 +126,12 @@ class Guidance:
         tokenizer, closer = self.set_up()
         for index, part in enumerate(grammar.parts):
             if part.lark == grammar.lark:  # it is this part that was compiled
-                return GrammarFault(index, _plain(str(error)))
+                return GrammarFault(index, plain(str(error)))
             try:
                 closer.shortest_end(matcher_of(tokenizer, part.lark))
             except ValueError as fault:
-                return GrammarFault(index, _plain(str(fault)))
-        return GrammarFault(0, _plain(str(error)))
+                return GrammarFault(index, plain(str(fault)))
+        return GrammarFault(0, plain(str(error)))
 
     def fill(self, sequences: list[tuple[LLMatcher, int]], masks: Masks) -> None:
         """Fills the masks of many matchers at once, on all cores and without the GIL."""
@@ -146,29 +140,7 @@ class Guidance:
 
 
 def _warnings(matcher: LLMatcher) -> list[str]:
-    return [_plain(warning) for warning in matcher.get_grammar_warnings()]
-
-
-def _plain(message: str) -> str:
-    """Takes the engine's message out of its frame: the place, and the grammar that it quotes."""
-    if "NoExtension" in message:
-        return "no value can satisfy it."
-    if _CIRCLE in message:
-        return (
-            "a '$ref' leads back to itself, and other keywords apply to the same value; write "
-            "what applies to it as one schema."
-        )
-    lines = [line.strip() for line in message.partition("<backtrace>")[0].splitlines()]
-    wanted = [line for line in lines if line.strip("^") and not _QUOTED.match(line)]
-    text = " ".join(wanted)
-    for frame in ("failed to compile JSON schema: ", "failed to parse grammar: "):
-        text = text.rpartition(frame)[2]
-    if text.startswith(_GAVE_UP):
-        return f"it is too much for the constraint engine; count less in it ({text[:200]})."
-    place, colon, rest = text.partition(": ")
-    text = rest if colon and place.startswith("at ") else text
-    text = text.partition(_NOT_AN_OPTION)[0]
-    return text.removesuffix("<non-verbose/>").strip()[:500].rstrip(".") + "."
+    return [plain(warning) for warning in matcher.get_grammar_warnings()]
 
 
 class CompiledGrammar:
@@ -250,7 +222,7 @@ class GuidanceConstraint:
 
     @property
     def fault(self) -> str | None:
-        return _plain(self._matcher.get_error()) if self._matcher.is_error() else None
+        return plain(self._matcher.get_error()) if self._matcher.is_error() else None
 
     @property
     def cut(self) -> bool:

@@ -1,7 +1,5 @@
 """The form of a sequence's answer: its constraint before, and the reading of its text after."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -285,26 +283,6 @@ class OutputFormat:
 
 def _warning(code: str, message: str) -> dict[str, str]:
     return {"code": code, "message": message}
-
-
-def call_id(task_id: str, sequence: int, call: int) -> str:
-    """Names a tool call; a job that is run again gives its calls the same ids."""
-    return "call_" + hashlib.sha256(f"{task_id}/{sequence}/{call}".encode()).hexdigest()[:24]
-
-
-def tool_calls(reading: Reading, task_id: str, sequence: int) -> list[dict[str, Any]]:
-    """Writes the calls of a reading as OpenAI does: the arguments are a string of JSON."""
-    return [
-        {
-            "id": call.id or call_id(task_id, sequence, index),
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": json.dumps(call.arguments, ensure_ascii=False),
-            },
-        }
-        for index, call in enumerate(reading.calls)
-    ]
 
 
 def _short(text: str, most: int = 200) -> str:

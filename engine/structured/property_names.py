@@ -1,7 +1,11 @@
 """Writes what a schema says of the names and the number of properties in what is enforced."""
 
+import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
+
+from llguidance import LLMatcher
 
 from mlx_rq.engine.structured import formats
 from mlx_rq.engine.structured.negation import MOST_BRANCHES
@@ -11,6 +15,10 @@ from mlx_rq.jobs.openai.schemas import Schema, target
 _ANY_NAME = {"^.*$", "^.+$", ".+"}
 _ENDS_OR_LOOKS = re.compile(r"\$|\\[bBzZ]|\(\?[=!<]")
 _LENGTHS = {"minLength", "maxLength"}
+_MOST_COMPARED = 6
+"""Patterns of which each is compared with each: that takes up to some milliseconds for two."""
+_NOT_DISJOINT = re.compile("(can't determine if )?patternProperty regexes .* disjoint", re.DOTALL)
+"""What the engine says of patterns that fit the same name, or of which it cannot tell."""
 
 
 def without_property_names(root: Schema, node: dict[str, Any]) -> bool:
@@ -60,6 +68,34 @@ def without_property_counts(node: dict[str, Any]) -> list[Schema] | None:
         return []
     few = shut and least == 1 and len(named) <= MOST_BRANCHES
     return [{"required": [name]} for name in named] if few else None
+
+
+def without_overlaps(patterns: dict[str, Any]) -> bool:
+    """Makes one of patterns that fit the same name; says whether that says all they did."""
+    whole = True
+    while pair := _overlapping(patterns):
+        one, other = (patterns.pop(pattern) for pattern in pair)
+        whole = whole and one == other
+        together = "|".join(f"(?:{pattern})" for pattern in pair)
+        patterns[together] = one if one == other else {"anyOf": [one, other]}
+    return whole
+
+
+def _overlapping(patterns: Iterable[str]) -> tuple[str, str] | None:
+    """Finds two patterns of which the engine says that a name fits both; of many, any two."""
+    several = list(patterns)
+    if len(several) < 2 or not _overlap(several):
+        return None
+    pairs = itertools.combinations(several, 2)
+    if len(several) > _MOST_COMPARED:
+        return next(pairs)
+    return next((pair for pair in pairs if _overlap(pair)), None)
+
+
+def _overlap(patterns: Iterable[str]) -> bool:
+    schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    return bool(_NOT_DISJOINT.match(LLMatcher.validate_grammar(grammar)))
 
 
 def are_counts(*values: Any) -> bool:

@@ -217,6 +217,14 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
 }
 REFUSED: dict[str, tuple[Any, str]] = {
+    "$ within a pattern": (
+        {"type": "string", "pattern": "^([a-z]*($|/))*$"},
+        r"'$' can stand only at the end of a pattern; in /^([a-z]*($|\/))*$/ it stands within.",
+    ),
+    "bounds beyond 64 bits": (
+        {"type": "integer", "minimum": 2**64},
+        "its bounds leave no numbers but those beyond 64 bits",
+    ),
     "unevaluatedProperties": (
         {**OBJECT, "unevaluatedProperties": False},
         '"unevaluatedProperties"',
@@ -437,6 +445,24 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "64 bits": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5], [10**19]),
     "beyond 64 bits": ({"type": "number", "maximum": 2.0**64}, [10**18, -3], [3 * 10**19]),
     "beyond the exact": ({"type": "integer", "maximum": 2**53 + 1}, [2**53], [2**53 + 2]),
+    "patternProperties of which one is for all names": (
+        {
+            **SHUT,
+            "properties": {"b": {"type": ["string", "null"]}},
+            "patternProperties": {
+                "^x-": {"type": "integer"},
+                "": {"type": ["integer", "string"]},
+                ".*": {"not": {"const": 7}},
+            },
+        },
+        [{}, {"b": "q"}, {"x-a": 1, "z": "s"}],
+        [{"b": None}, {"x-a": "s"}, {"z": None}, {"z": 7}],
+    ),
+    "patternProperties that say the same": (
+        {**SHUT, "patternProperties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+        [{"ab": 1}, {"a": 1, "xb": 2}],
+        [{"a": "x"}, {"c": 1}],
+    ),
     "counts without end": (
         {"type": "array", "maxItems": 10**18, "items": {"type": "string", "maxLength": 2**64}},
         [[], ["a"]],
@@ -586,6 +612,40 @@ LEFT_TO_THE_CHECK: dict[str, tuple[Any, str, list[Any], list[Any], list[Any]]] =
         [{"a": 1}, {}],
         [{"a": 1, "b": 1}],
         [1],
+    ),
+    "patternProperties that overlap": (
+        {
+            **SHUT,
+            "patternProperties": {
+                "^a": {"type": "integer"},
+                "b$": {"type": ["integer", "string"]},
+                "^c$": {"type": "null"},
+            },
+        },
+        "'patternProperties'",
+        [{"ab": 1}, {"a": 1}, {"b": "x"}, {"c": None}],
+        [{"ab": "x"}],
+        [{"a": None}, {"c": 1}, {"d": 1}],
+    ),
+    "patternProperties that are too long to compare": (
+        {
+            **SHUT,
+            "patternProperties": {
+                r"^(\S+\s+){0,500}x$": {"type": "integer"},
+                r"^(\S+\s+){3,400}y$": {"type": "null"},
+            },
+        },
+        "'patternProperties'",
+        [{"x": 1}],
+        [{"x": None}],
+        [{"a": 1}],
+    ),
+    "many patternProperties that overlap": (
+        {**SHUT, "patternProperties": {f"{n}$": {"enum": [n]} for n in range(9)} | {"5": {}}},
+        "'patternProperties'",
+        [{"a5": 5}, {"5": 5}],
+        [{"5": 6}],
+        [{"a": 1}],
     ),
     "minProperties of names that may come twice": (
         {"type": "object", "required": ["a"], "minProperties": 3},
