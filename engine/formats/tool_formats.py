@@ -46,7 +46,9 @@ class Format:
 
     def unenforced(self, call: Call) -> list[str]:
         """Says what of a call's schema cannot be said in the format."""
-        return self.write.unenforced(call) if isinstance(self.write, XmlCalls) else []
+        if isinstance(self.write, XmlCalls):
+            return self.write.unenforced(call)
+        return call.notes if self.write is _pythonic else []
 
     @property
     def argument_end(self) -> str:
@@ -179,9 +181,12 @@ def format_of(parser: str, specials: Mapping[str, int]) -> Format | None:
 
 def can_write(format: Format, calls: Sequence[Call]) -> bool:
     """Says whether these calls can be written in the format, and their names as they are."""
-    if format.write is _pythonic:
-        names = [name for call in calls for name in (call.name, *call.properties)]
-        return all(name.isidentifier() and not keyword.iskeyword(name) for name in names)
+    keys = [key for call in calls for key in call.properties]
     if isinstance(format.write, XmlCalls):
-        return all(map(format.write.can_write, calls))
-    return True
+        names_can = all(map(format.write.can_write, keys))
+    elif format.write is _pythonic:
+        names = [*keys, *(call.name for call in calls)]
+        names_can = all(name.isidentifier() and not keyword.iskeyword(name) for name in names)
+    else:
+        return True
+    return names_can and not any(call.needs_unlisted for call in calls)

@@ -15,10 +15,6 @@ from mlx_rq.engine.formats.lark import Lark, quoted
 
 _KEY = r"[^\s<>\"'&=]+"
 _OF_TEXTS = ("format", "maxLength", "minLength", "pattern")
-_OF_THE_WHOLE = (
-    *("anyOf", "dependentRequired", "dependentSchemas", "if", "maxProperties", "minProperties"),
-    *("not", "oneOf", "propertyNames"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +35,19 @@ class XmlCalls:
         begin = re.escape(self.parameter).replace(re.escape("{key}"), f"(?:{_KEY})")
         return f"{begin}.*?(?:{re.escape(self.parameter_end)}|\\Z)"
 
-    def can_write(self, call: Call) -> bool:
-        """Says whether arguments can be written that the call's schema allows."""
-        needs_others = call.schema.get("minProperties", 0) > 0 and not call.properties
-        return not needs_others and all(re.fullmatch(_KEY, key) for key in call.properties)
+    def can_write(self, key: str) -> bool:
+        """Says whether the name of an argument can stand in a call as it is."""
+        return re.fullmatch(_KEY, key) is not None
 
     def unenforced(self, call: Call) -> list[str]:
         """Says what of a call's schema its grammar does not say."""
         texts = [schema for schema in call.properties.values() if _is_raw(schema)]
-        notes = []
         if any(key in text for text in texts if isinstance(text, dict) for key in _OF_TEXTS):
-            notes.append("what texts look like, in this model's calls ('pattern', 'maxLength', …)")
-        if any(key in call.schema for key in _OF_THE_WHOLE):
-            notes.append("which arguments go together, in this model's calls")
-        return notes
+            return [
+                *call.notes,
+                "how texts look, in this model's calls ('pattern', 'maxLength', …)",
+            ]
+        return call.notes
 
     def __call__(self, lark: Lark, calls: Sequence[Call], several: bool) -> str:
         one = lark.one_of(self._call(lark, call) for call in calls)

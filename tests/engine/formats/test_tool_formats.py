@@ -12,6 +12,8 @@ from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
+from mlx_rq.engine.formats.calls import Call
+from mlx_rq.engine.formats.tool_formats import can_write, format_of
 from mlx_rq.engine.models.load import LoadedModel
 
 TOOLS: list[dict[str, Any]] = [
@@ -164,6 +166,40 @@ def test_texts_stay_texts_and_what_is_merged_is_written(name: str, strict: bool)
         arguments = json.loads(call["function"]["arguments"])
         validate_instance(arguments, MERGED)
         assert {"text", "code", "zip", "unlisted"} <= arguments.keys()
+
+
+TOGETHER = {"type": "object", "properties": {"a": {"type": "string"}}, "minProperties": 1}
+LONG = {"type": "object", "properties": {"a": {"type": "string", "minLength": 9}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "told"),
+    [
+        ("json", TOGETHER, ""),
+        ("qwen3_coder", TOGETHER, "which arguments go together"),
+        ("pythonic", TOGETHER, "which arguments go together"),
+        ("qwen3_coder", LONG, "how texts look"),
+        ("pythonic", LONG, ""),
+        ("qwen3_coder", MERGED, ""),
+    ],
+)
+def test_what_a_format_cannot_say_is_told(name: str, parameters: Any, told: str) -> None:
+    model = speaking.model(*FORMATS[name])
+    function = {"name": "f", "strict": True, "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    (result,), _ = run(model, [chat(tools=tools, tool_choice=named("f"), max_tokens=2)])
+    warnings = [w["message"] for w in result["warnings"] if w["code"] == "not_enforced"]
+    assert (len(warnings), told in "".join(warnings)) == (bool(told), True)
+
+
+def test_arguments_that_must_be_but_are_not_listed_are_left_to_the_model() -> None:
+    """Nothing could be written but a call without arguments, which always failed."""
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}
+    call = Call("f", schema, lenient=True, properties={}, required=frozenset())
+    for parser, writes in (("json_tools", True), ("qwen3_coder", False), ("pythonic", False)):
+        found = format_of(parser, {})
+        assert found is not None
+        assert can_write(found, [call]) is writes
 
 
 MODEL = speaking.model()
