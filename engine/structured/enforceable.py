@@ -19,7 +19,7 @@ from mlx_rq.engine.structured.alternatives import both, excluding_each_other
 from mlx_rq.engine.structured.circles import without_circles
 from mlx_rq.engine.structured.closing import closed
 from mlx_rq.engine.structured.drafts import OLD, draft_of, name_of
-from mlx_rq.engine.structured.lookarounds import plain_patterns
+from mlx_rq.engine.structured.lookarounds import plain_patterns, with_plain_classes
 from mlx_rq.engine.structured.negation import Document, negated, other_than
 from mlx_rq.engine.structured.numbers import write_plainly
 from mlx_rq.engine.structured.places import gathered
@@ -95,7 +95,8 @@ class _Rewriting:
     def _pattern(self, node: dict[str, Any]) -> None:
         if not isinstance(node["pattern"], str):
             return
-        (*others, node["pattern"]), whole = plain_patterns(node["pattern"])
+        plain = with_plain_classes(node["pattern"])
+        (*others, node["pattern"]), whole = plain_patterns(plain)
         for pattern in others:
             _add(node, None, {"pattern": pattern})
         if not whole:
@@ -219,8 +220,10 @@ class _Rewriting:
 
     def _patterns(self, node: dict[str, Any]) -> None:
         """Writes patterns that have no name in common, as the engine demands it."""
-        if not isinstance(node["patternProperties"], dict):
+        patterns = node["patternProperties"]
+        if not isinstance(patterns, dict):
             return
+        node["patternProperties"] = {with_plain_classes(one): patterns[one] for one in patterns}
         if self._document.circles:
             self._patterns_in_circles(node)
         elif for_all := [one for one in node["patternProperties"] if fits_all_names(one)]:

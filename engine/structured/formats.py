@@ -31,7 +31,7 @@ PATTERNS = {
     "date-time": f"^{_DATE}[tT]{_TIME}$",
     "json-pointer": "^(?:/(?:[^~/]|~[01])*)*$",
     "uuid": "^[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
-    "relative-json-pointer": "^(?:0|[1-9][0-9]{0,8})(?:#|(?:/(?:[^~/]|~[01])*)*)$",
+    "relative-json-pointer": "^(?:0|[1-9]{1,8}0?)(?:#|(?:/(?:[^~/]|~[01])*)*)$",
     "uri-template": rf"^(?:[A-Za-z0-9\-._~:/?#@!$&()*+,;=]|\{{{_NAME}(?:,{_NAME})*\}})*$",
     "uri-reference": (
         rf"^(?:{_SCHEME}:)?(?://{_HOST}(?:/{_PATH}*)?|(?:/?{_FIRST}+(?:/{_PATH}*)?)?)"

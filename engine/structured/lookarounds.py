@@ -9,6 +9,8 @@ _PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:=|!|<=|<!))?|[)|]", re.D
 """An escape, a class, the beginning or the end of a group, or of an alternative."""
 _LOOKING = ("(?=", "(?!", "(?<=", "(?<!", "\\b", "\\B")
 _AHEAD = "^(?="
+_OF_SETS = re.compile(r"\\.|\[|&&|~~", re.DOTALL)
+"""What the engine reads in a class as another one, or as what two have in common; or an escape."""
 
 
 def plain_patterns(pattern: str) -> tuple[list[str], bool]:
@@ -23,6 +25,18 @@ def plain_patterns(pattern: str) -> tuple[list[str], bool]:
     given = [*patterns, rest]
     plain = [_without_looking(one) for one in given]
     return plain, plain == given
+
+
+def with_plain_classes(pattern: str) -> str:
+    """Escapes what stands for itself in a class, but not for the engine: `[[a]` are two letters."""
+    return _PART.sub(lambda part: _plain(part[0]) if part[0][0] == "[" else part[0], pattern)
+
+
+def _plain(of_class: str) -> str:
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0][0] == "\\" else "".join(f"\\{char}" for char in found[0])
+
+    return "[" + _OF_SETS.sub(escaped, of_class[1:])
 
 
 def _without_looking(pattern: str) -> str:

@@ -500,6 +500,16 @@ REWRITTEN: dict[str, tuple[Any, list[Any], list[Any]]] = {
         ["/a~1b"],
         ["a", "a~2"],
     ),
+    "relative pointers that are checked": (
+        {"enum": ["0", "10", "2/a~1b", "7#", "101"], "format": "relative-json-pointer"},
+        ["0", "10", "2/a~1b", "7#"],
+        ["101"],
+    ),
+    "patternProperties with a bracket in a class": (
+        {**SHUT, "patternProperties": {"^[[a]+$": {"type": "integer"}}},
+        [{"[a": 1}],
+        [{"b": 1}, {"[": "x"}],
+    ),
     "an old draft's $ref": (
         {
             "$schema": "http://json-schema.org/draft-07/schema#",
@@ -824,6 +834,10 @@ AS_THE_ENGINE_READS: dict[str, tuple[str, str]] = {
     r"^\S$": ("\x1c", "\u2028"),
     r"^a$": ("a", "a\n"),
     r"^[$\]]\$$": ("]$", "$"),
+    r"^[[a]+$": ("[a", "b"),
+    r"^[[a-z]*[-]?]*$": ("a[-]]", "a-a"),
+    r"^[\[a&&b]+$": ("&", "c"),
+    r"^[~~a]$": ("~", "b"),
 }
 
 
