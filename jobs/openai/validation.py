@@ -17,6 +17,7 @@ from mlx_rq.jobs.openai.job_request import JobRequest
 from mlx_rq.jobs.openai.kinds import KINDS
 from mlx_rq.jobs.openai.requests import ChatRequest
 from mlx_rq.jobs.openai.sizes import max_body_bytes
+from mlx_rq.jobs.openai.surrogates import place_of_half
 
 Model = TypeVar("Model", bound=BaseModel)
 RequestType = TypeVar("RequestType", bound=JobRequest)
@@ -59,7 +60,9 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
     """Writes a body as JSON, key order kept; raises RequestError where it is none or too big."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        encoded = text.encode()  # a lone surrogate fails here, not in Redis
+        encoded = text.encode()
+    except UnicodeEncodeError:  # said here, and not by Redis
+        raise _half_of_a_pair(body) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
     limit = max_body_bytes()
@@ -69,6 +72,16 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
             code="request_too_large",
         )
     return encoded
+
+
+def _half_of_a_pair(body: Mapping[str, Any]) -> RequestError:
+    place = place_of_half(body)
+    return RequestError(
+        f"Invalid '{place}': expected a text, but got one with half of a surrogate pair in it "
+        r'(as "\ud800" is, or a byte that is no UTF-8).',
+        code="invalid_value",
+        param=place,
+    )
 
 
 def validate(kind: str, body: Mapping[str, Any]) -> JobRequest:
@@ -118,6 +131,8 @@ def _request_error(fault: ErrorDetails, body: Mapping[str, Any]) -> RequestError
     if isinstance(error := context.get("error"), RequestError):
         return error
     match fault["type"]:
+        case "string_unicode":
+            return _half_of_a_pair(body)
         case "missing" | "union_tag_not_found":
             if fault["type"] == "union_tag_not_found":
                 param = f"{param}.{_tag_field(context)}"

@@ -59,7 +59,7 @@ def _error(answer: httpx.Response) -> dict[str, Any]:
         ("POST", "/v1/jobs", b"\xff\xfe{", JSON, 400, "invalid_json"),
         ("POST", "/v1/jobs", b'{"messages": NaN}', JSON, 400, "invalid_json"),
         ("POST", "/v1/jobs", b"[" * 100_000, JSON, 400, "invalid_json"),
-        ("POST", "/v1/jobs", b'{"prompt": "\\ud800"}', JSON, 400, "invalid_json"),
+        ("POST", "/v1/jobs", b'{"prompt": "\\ud800"}', JSON, 400, "invalid_value"),
         ("POST", "/v1/jobs", b'{"model": "\\ud800", "prompt": "x"}', JSON, 400, "invalid_value"),
         *(
             pytest.param("POST", "/v1/jobs", _with_tool(schema), JSON, 400, BAD_TOOL, id=name)

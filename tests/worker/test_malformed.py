@@ -86,7 +86,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], str | None, str | None]] = {
     "out of range": ("chat", {"messages": HI, "top_p": 7}, "decimal_above_max_value", "top_p"),
     "no messages": ("chat", {}, "missing_required_parameter", "messages"),
     "unknown kind": ("video", {"messages": HI}, "invalid_value", "kind"),
-    "lone surrogate": ("chat", {"messages": HI, "\ud800": 1}, "invalid_value", ""),
+    "lone surrogate": ("chat", {"messages": HI, "\ud800": 1}, "invalid_value", r"\ud800"),
     "endless number in a schema": (
         "completion",
         {"prompt": "x", "guided_json": {"multipleOf": 10**400}},

@@ -698,13 +698,20 @@ class TestEncoding:
 
     @pytest.mark.parametrize(
         "value",
-        [float("nan"), float("inf"), {1}, b"bytes", object(), "\ud800", 10**5000],
-        ids=["nan", "infinity", "set", "bytes", "object", "lone surrogate", "endless integer"],
+        [float("nan"), float("inf"), {1}, b"bytes", object(), 10**5000],
+        ids=["nan", "infinity", "set", "bytes", "object", "endless integer"],
     )
     def test_what_json_cannot_say_is_refused(self, value: Any) -> None:
         with pytest.raises(RequestError, match=r"^The body is not JSON: ") as refused:
             encode_body({"messages": HI, "chat_template_kwargs": {"x": value}})
         assert (refused.value.code, refused.value.param) == ("invalid_json", None)
+
+    def test_half_of_a_pair_in_a_deep_place_is_found(self) -> None:
+        nested: Any = "\ud800"
+        for _ in range(600):
+            nested = [nested]
+        with pytest.raises(RequestError, match="half of a surrogate pair"):
+            encode_body({"chat_template_kwargs": {"x": nested}})
 
     def test_a_body_nested_thousands_deep_is_refused_not_a_crash(self) -> None:
         nested: dict[str, Any] = {}

@@ -231,10 +231,32 @@ def test_what_is_encoded_already_is_refused_where_encoding_it_would_be(
     assert fault(lambda: check_encoded(encoded, body)) == fault(lambda: encode_body(body))
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"prompt": "a\ud800"}, "prompt"),
+        ({"messages": [{"role": "user", "content": "\udcff"}]}, "messages[0].content"),
+        ({"input": "x", "metadata": {"a": "b", "\ud800": "c"}}, r"metadata.\ud800"),
+        ({"prompt": "x", "model": "\ud800"}, "model"),
+        ({"prompt": "x", "\ud800": 1}, r"\ud800"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_and_where_it_stands_is_said(
+    body: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        prepare(body)
+    assert str(refused.value) == (
+        f"Invalid '{place}': expected a text, but got one with half of a surrogate pair in it "
+        r'(as "\ud800" is, or a byte that is no UTF-8).'
+    )
+    assert (refused.value.code, refused.value.param) == ("invalid_value", place)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "\ud800", "a\udfff"])
 def test_what_is_no_json_is_found_in_what_is_encoded_already(value: Any) -> None:
     body = {"x": [value]}
-    with pytest.raises(RequestError, match=r"^The body is not JSON"):
+    with pytest.raises(RequestError, match=r"^The body is not JSON|^Invalid 'x\[0\]': expected"):
         check_encoded(json.dumps(body).encode(), body)
 
 
