@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mlx_rq.jobs.client.job import Job, one_url
+from mlx_rq.jobs.client.job import Job, distinct_jobs, one_url
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable
 
@@ -14,7 +14,7 @@ def cancel_many(jobs: Iterable[Job], *, only_waiting: bool = False) -> list[Job]
     more, are passed by. All must live in one Redis. Raises RedisUnavailable; what was ended until
     then stays so.
     """
-    distinct = list(dict.fromkeys(jobs))
+    distinct = distinct_jobs(jobs)
     if not distinct:
         return []
     connection = connect(one_url(distinct))

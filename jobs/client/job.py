@@ -21,11 +21,13 @@ from mlx_rq.jobs.openai.errors import (
 )
 from mlx_rq.jobs.openai.requests import ANY_MODEL
 from mlx_rq.jobs.openai.schema_types import Schema, read_value
+from mlx_rq.jobs.openai.surrogates import is_writable
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.cancel import cancel_jobs
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
 from mlx_rq.jobs.queue.finish import forget_job
+from mlx_rq.jobs.queue.options import MAX_SECONDS, invalid_option
 from mlx_rq.jobs.queue.payload import Payload, read_payload
 from mlx_rq.jobs.queue.record import (
     JobRecord,
@@ -67,6 +69,10 @@ class Job:
         *,
         schema: Schema | None = None,
     ) -> None:
+        if not isinstance(job_id, str):
+            raise TypeError(f"expected the id of a job, a text, but got {job_id!r}")
+        if not is_writable(job_id):  # Redis could not even be asked
+            raise JobNotFound(job_id)
         self.id = job_id
         self.redis_url = resolve_url(redis_url)
         self._schema = schema
@@ -140,10 +146,10 @@ class Job:
         `timeout` in seconds; None waits as long as it takes, 0 only looks. Raises JobFailed where
         the job failed or was cancelled, ResultTimeout, JobNotFound, RedisUnavailable.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         with reachable(self._connection):
             while (outcome := self.outcome()) is None:
-                left = _LONGEST_BLOCK if deadline is None else deadline - time.monotonic()
+                left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._timeout(timeout)
                 _await_entry(self._connection, Result.get_key(self.id), b"0-0", left)
@@ -246,11 +252,11 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
 
     `timeout` in seconds for all together: ResultTimeout is raised where some have not ended then.
     """
-    waiting = {job.id: job for job in jobs}
+    waiting = {job.id: job for job in distinct_jobs(jobs)}
     if not waiting:
         return
     connection = connect(one_url(waiting.values()))
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = _deadline(timeout)
     with reachable(connection):
         newest = reading.ask(connection.xrevrange, keys.COMPLETIONS, count=1)
         position = reading.position(newest)
@@ -262,7 +268,7 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                     yield job
             if not waiting:
                 return
-            left = math.inf if deadline is None else deadline - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 still = counted(len(waiting), "job has", "jobs have")
                 raise ResultTimeout(f"{still} not ended within {timeout} s")
@@ -274,6 +280,25 @@ def as_completed(jobs: Iterable[Job], *, timeout: float | None = None) -> Iterat
                 # Ends that the stream does not tell: trimmed, RQ's own, or the job is gone.
                 ended += ended_among(connection, list(waiting))
                 look_at = time.monotonic() + _LONGEST_BLOCK
+
+
+def _deadline(timeout: float | None) -> float:
+    """Gives when a wait is over; raises RequestError where the timeout is no length of time."""
+    if timeout is None:
+        return math.inf
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or (isinstance(timeout, float) and math.isnan(timeout)):
+        raise invalid_option("timeout", timeout, "seconds, or None for no limit")
+    return time.monotonic() + min(timeout, MAX_SECONDS)
+
+
+def distinct_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Gives jobs in their order, each once; raises TypeError where one is no job."""
+    distinct = list(dict.fromkeys(jobs))
+    for job in distinct:
+        if not isinstance(job, Job):
+            raise TypeError(f"expected jobs, as `submit` and `fetch` return them, but got {job!r}")
+    return distinct
 
 
 def one_url(jobs: Iterable[Job]) -> str:

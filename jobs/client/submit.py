@@ -9,7 +9,7 @@ from mlx_rq.jobs.openai.errors import RequestError
 from mlx_rq.jobs.openai.priority import Priority
 from mlx_rq.jobs.openai.schema_types import Schema, response_format
 from mlx_rq.jobs.queue.connection import connect, reachable, resolve_url
-from mlx_rq.jobs.queue.enqueue import enqueue
+from mlx_rq.jobs.queue.enqueue import IDEMPOTENCY_KEY, enqueue, is_idempotency_key
 from mlx_rq.jobs.queue.eviction import warn_once_of_eviction
 from mlx_rq.jobs.queue.options import (
     DEFAULT_MAX_ATTEMPTS,
@@ -17,6 +17,7 @@ from mlx_rq.jobs.queue.options import (
     DEFAULT_RESULT_TTL,
     JobOptionFields,
     JobOptions,
+    invalid_option,
 )
 from mlx_rq.jobs.queue.prepare import Prepared, prepare
 
@@ -65,8 +66,9 @@ def submit(
 
     And where it goes:
 
-    idempotency_key: a name for this submission, any text. Another one with the same key and body
-        returns the first job, as long as that is kept. None: every call makes a job.
+    idempotency_key: a name for this submission, any text that is not empty. Another one with the
+        same key and body returns the first job, as long as that is kept. None: every call makes
+        a job.
     redis_url: where the queue is: redis://, rediss://, unix:// or redis+sentinel://. By default
         MLX_RQ_REDIS_URL of the environment, then a running `mlx-rq up` of this user, then
         redis://localhost:6379/0.
@@ -79,6 +81,8 @@ def submit(
     be enqueued all the same, so submit again under the same `idempotency_key`.
     """
     options = JobOptions(priority, result_ttl, timeout, max_attempts, stream, webhook, owner)
+    if not (idempotency_key is None or is_idempotency_key(idempotency_key)):
+        raise invalid_option("idempotency_key", idempotency_key, IDEMPOTENCY_KEY)
     whole = fields if body is None else {**body, **fields} if isinstance(body, Mapping) else body
     redis_url = resolve_url(redis_url)
     answer_format = None if schema is None else response_format(schema, strict=strict)

@@ -60,9 +60,10 @@ def cancel_jobs(
     connection: Redis, job_ids: Iterable[str], *, only_waiting: bool = False
 ) -> Cancelled:
     """Cancels jobs; with `only_waiting` those that no worker has begun. Workers are told."""
-    cancelled = Cancelled(set(), set())
+    asked = dict.fromkeys(job_ids)
+    distinct = [job_id for job_id in asked if _ID.fullmatch(job_id)]
+    cancelled = Cancelled(ended=set(), unknown=set(asked).difference(distinct))
     to_sweep: dict[str, None] = {}
-    distinct = list(dict.fromkeys(job_ids))
     for start in range(0, len(distinct), _READ_AT_ONCE):
         groups = _by_queue(connection, distinct[start : start + _READ_AT_ONCE])
         for (queue_name, result_ttl), alike in groups.items():
@@ -83,8 +84,7 @@ def _by_queue(connection: Redis, job_ids: Sequence[str]) -> Mapping[tuple[str, i
         records = reading.ask_all(pipe)
     groups: dict[tuple[str, int], list[str]] = defaultdict(list)
     for job_id, record in zip(job_ids, records, strict=True):
-        is_job = isinstance(record, list) and _ID.fullmatch(job_id)
-        origin, ttl = record if is_job else (None, None)
+        origin, ttl = record if isinstance(record, list) else (None, None)
         kept = int(reading.number(ttl, 1, MAX_SECONDS) or DEFAULT_RESULT_TTL)
         groups[reading.text(origin), kept].append(job_id)
     return groups

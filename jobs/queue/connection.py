@@ -73,6 +73,13 @@ def resolve_url(redis_url: str | None = None) -> str:
 
     The environment's is `MLX_RQ_REDIS_URL`. Where no embedded server runs either, localhost.
     """
+    if not isinstance(redis_url, str | None):
+        raise RequestError(
+            f"Invalid 'redis_url': expected a text such as {DEFAULT_URL}, but got {redis_url!r} "
+            "instead.",
+            code="invalid_value",
+            param="redis_url",
+        )
     return redis_url or os.environ.get(URL_VARIABLE) or embedded_url() or DEFAULT_URL
 
 
@@ -94,6 +101,7 @@ def new_connection(redis_url: str | None = None, *, patient: bool = False) -> Re
         if reason is None and has_sentinels(url):
             return sentinel_client(url, patient=patient, **settings)
         if reason is None:
+            (urlsplit(url).hostname or "").encode("idna")  # as it is when a connection is made
             return Redis.from_url(url, **settings)
     except ValueError as error:
         # The parser's own words may repeat what it took for the port: a part of the password.

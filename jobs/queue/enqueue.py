@@ -17,11 +17,14 @@ from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.errors import IdempotencyConflict, QueueFull, RequestError
 from mlx_rq.jobs.openai.priority import Priority
+from mlx_rq.jobs.openai.surrogates import is_writable
 from mlx_rq.jobs.queue import keys
-from mlx_rq.jobs.queue.options import RECOVERY_RETRIES, JobOptions
+from mlx_rq.jobs.queue.options import RECOVERY_RETRIES, JobOptions, invalid_option
 from mlx_rq.jobs.queue.payload import FUNCTION, SERIALIZER, write_payload
 from mlx_rq.jobs.queue.prepare import Prepared
 from mlx_rq.jobs.queue.scripts import backlog_script, load_script
+
+IDEMPOTENCY_KEY = "a text that is not empty"
 
 JOBS_PER_STEP = 500
 """Redis does nothing else while it takes that many in: some hundredths of a second."""
@@ -65,8 +68,18 @@ def enqueue(
     return job_ids
 
 
+def is_idempotency_key(value: Any) -> bool:
+    """Tells what an idempotency key can be: `IDEMPOTENCY_KEY`."""
+    return isinstance(value, str) and value != "" and is_writable(value)
+
+
 def _check_keys(idempotency_keys: Sequence[str], bodies: int) -> None:
     """Raises RequestError unless every body has a key of its own."""
+    if isinstance(idempotency_keys, str):
+        raise invalid_option("idempotency_keys", idempotency_keys, "one key for each body")
+    for at, key in enumerate(idempotency_keys):
+        if not is_idempotency_key(key):
+            raise invalid_option(f"idempotency_keys[{at}]", key, IDEMPOTENCY_KEY)
     distinct = len(set(idempotency_keys))
     if not bodies == len(idempotency_keys) == distinct:
         raise RequestError(

@@ -106,25 +106,29 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
-            raise _invalid("priority", self.priority, f"one of {', '.join(PRIORITIES)}")
+            raise invalid_option("priority", self.priority, f"one of {', '.join(PRIORITIES)}")
         if not _is_integer(self.result_ttl) or not 1 <= self.result_ttl <= MAX_SECONDS:
             expected = f"whole seconds, at least 1, at most {MAX_SECONDS}"
-            raise _invalid("result_ttl", self.result_ttl, expected)
+            raise invalid_option("result_ttl", self.result_ttl, expected)
         if self.timeout is not None and (
             not isinstance(self.timeout, int | float)
             or isinstance(self.timeout, bool)
             or not 0 < self.timeout <= MAX_SECONDS
         ):
             expected = f"seconds above 0, at most {MAX_SECONDS}, or None for no limit"
-            raise _invalid("timeout", self.timeout, expected)
+            raise invalid_option("timeout", self.timeout, expected)
         if not _is_integer(self.max_attempts) or not 1 <= self.max_attempts <= MOST_ATTEMPTS:
-            raise _invalid("max_attempts", self.max_attempts, "a whole number from 1 to 100")
+            raise invalid_option("max_attempts", self.max_attempts, "a whole number from 1 to 100")
+        if not isinstance(self.stream, bool):
+            raise invalid_option("stream", self.stream, "True or False")
         if self.webhook is not None:
             if not isinstance(self.webhook, str):
-                raise _invalid("webhook", self.webhook, "a URL")
+                raise invalid_option("webhook", self.webhook, "a URL")
             check_url(self.webhook)
         if self.owner is not None and not (isinstance(self.owner, str) and is_name(self.owner)):
-            raise _invalid("owner", self.owner, "the name of a client: letters, digits, . _ -")
+            raise invalid_option(
+                "owner", self.owner, "the name of a client: letters, digits, . _ -"
+            )
 
 
 class JobOptionFields(TypedDict, total=False):
@@ -143,7 +147,8 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _invalid(name: str, value: Any, expected: str) -> RequestError:
+def invalid_option(name: str, value: Any, expected: str) -> RequestError:
+    """The error for a value that an option cannot have."""
     return RequestError(
         f"Invalid '{name}': expected {expected}, but got {value!r} instead.",
         code="invalid_value",

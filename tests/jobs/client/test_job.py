@@ -1,6 +1,8 @@
 """The producer's end of a job: status, result, cancel, fetch, as_completed."""
 
 import json
+import math
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from mlx_rq import (
     JobFailed,
     JobNotFound,
     NotParsed,
+    RequestError,
     ResultTimeout,
     as_completed,
     cancel_many,
@@ -174,6 +177,29 @@ class TestResult:
         held.engine.wait_for_tasks(1)
         with pytest.raises(ResultTimeout, match=r"within 0 s: in_progress$"):
             job.result(timeout=0)
+
+    @pytest.mark.parametrize("timeout", ["5", True, math.nan, [5]])
+    def test_what_is_no_length_of_time_is_refused(self, redis_url: str, timeout: Any) -> None:
+        job = submit(messages=HI)
+        expected = re.escape(
+            "Invalid 'timeout': expected seconds, or None for no limit, "
+            f"but got {timeout!r} instead."
+        )
+        for call in (
+            job.result,
+            job.parsed,
+            lambda timeout: [*as_completed([job], timeout=timeout)],
+        ):
+            with pytest.raises(RequestError, match=expected):
+                call(timeout)
+
+    @pytest.mark.parametrize("timeout", [10**400, math.inf], ids=["endless", "infinite"])
+    def test_longer_than_anybody_can_wait_is_no_limit(
+        self, worker: RunningWorker, timeout: Any
+    ) -> None:
+        job = submit(messages=HI)
+        assert job.result(timeout)["id"] == f"chatcmpl-{job.id}"
+        assert list(as_completed([job], timeout=timeout)) == [job]
 
     def test_several_blocking_reads_make_one_wait(
         self, redis_url: str, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +362,15 @@ class TestStatus:
         job = submit(messages=HI)
         connection.hset(RQJob.key_for(job.id), "status", status)
         assert job.status() == "queued"
+
+    def test_an_id_that_redis_cannot_be_asked_for_is_not_found(self, redis_url: str) -> None:
+        with pytest.raises(JobNotFound, match=r"job '\\udcff' not found"):
+            fetch("\udcff")
+
+    @pytest.mark.parametrize("job_id", [3, None, b"a"])
+    def test_what_is_no_text_is_no_id(self, redis_url: str, job_id: Any) -> None:
+        with pytest.raises(TypeError, match="expected the id of a job, a text, but got "):
+            fetch(job_id)
 
     def test_jobs_are_equal_where_they_name_the_same_job(self, redis_url: str) -> None:
         job = submit(messages=HI)
@@ -518,6 +553,14 @@ class TestAsCompleted:
                 assert ended.result(PATIENCE) == job
             finally:
                 over.set()
+
+    def test_ids_are_no_jobs(self, redis_url: str) -> None:
+        job = submit(messages=HI)
+        ids: list[Any] = [job, job.id]
+        for call in (lambda: list(as_completed(ids)), lambda: cancel_many(ids)):
+            with pytest.raises(TypeError, match=f"expected jobs, .* but got '{job.id}'"):
+                call()
+        assert job.status() == "queued"
 
     def test_jobs_of_two_servers_are_refused(self, redis_url: str) -> None:
         with pytest.raises(ValueError, match="live in 2 Redis servers"):

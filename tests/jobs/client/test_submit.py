@@ -173,7 +173,11 @@ class TestRefusal:
                 "invalid_json",
                 None,
             ),
-            ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_json", None),
+            (
+                {"messages": [{"role": "user", "content": "\ud800"}]},
+                "invalid_value",
+                "messages[0].content",
+            ),
             ({"prompt": "x" * 5_000_000}, "request_too_large", None),
         ],
         ids=["range", "empty", "two kinds", "responses", "nan", "lone surrogate", "too large"],
@@ -202,6 +206,7 @@ class TestRefusal:
             *(("result_ttl", value) for value in (0, -1, 1.5, "60", True, None, 2**31)),
             *(("timeout", value) for value in (0, -1, "60", True, math.nan, math.inf, 2**31)),
             *(("max_attempts", value) for value in (0, -1, 101, 1.5, "3", True, None)),
+            *(("stream", value) for value in ("no", 1, None)),
         ],
     )
     def test_an_option_out_of_its_range_is_refused_by_name(
@@ -331,6 +336,25 @@ class TestIdempotency:
         second = submit(messages=HI, seed=1, idempotency_key="k")
         assert second != first
         assert submit(messages=HI, seed=1, idempotency_key="k") == second
+
+    @pytest.mark.parametrize("key", ["", 3, True, b"k", ["k"], "\ud800"])
+    def test_what_is_no_key_is_refused_by_name(
+        self, redis_url: str, connection: Redis, key: Any
+    ) -> None:
+        with pytest.raises(RequestError) as refused:
+            submit(messages=HI, idempotency_key=key)
+        assert str(refused.value) == (
+            "Invalid 'idempotency_key': expected a text that is not empty, "
+            f"but got {key!r} instead."
+        )
+        with pytest.raises(RequestError, match=r"^Invalid 'idempotency_keys\[1\]': expected "):
+            submit_many([{"messages": HI}] * 2, idempotency_keys=["a", key])
+        assert connection.dbsize() == 0
+
+    def test_a_text_is_no_list_of_keys(self, redis_url: str, connection: Redis) -> None:
+        with pytest.raises(RequestError, match="'idempotency_keys': expected one key for each "):
+            submit_many([{"messages": HI}] * 2, idempotency_keys="ab")
+        assert connection.dbsize() == 0
 
     def test_the_key_itself_is_not_stored(self, redis_url: str, connection: Redis) -> None:
         submit(messages=HI, idempotency_key="customer@example.com")
