@@ -194,6 +194,8 @@ def locate(model: str, cache_dir: Path | None = None) -> tuple[str, Path | None]
         if folder := find_pulled(model, cache_dir):
             return model, folder
         raise ModelError(f"model {model} is not on this machine: run `mlx-rq model pull {model}`")
+    if not model:
+        raise ModelError("a model without a name: give a folder, a hub id, or a known name")
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve().name, path

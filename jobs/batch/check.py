@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from mlx_rq.jobs.batch.lines import Line, Source, digest
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.words import counted
 
 
 def checked(source: Source, *, skip_bad_lines: bool) -> Iterator[Line]:
@@ -45,7 +46,7 @@ def _duplicate(source: Source, line: Line) -> RequestError:
 
 def _bad(source: Source, line: Line, fault: RequestError, others: int) -> RequestError:
     unit = source.unit
-    more = f" So are {others:,} others." if others else ""
+    more = f" {counted(others, 'other is', 'others are')} wrong, too." if others else ""
     return RequestError(
         f"{source.name}, {unit} {line.number}: {fault}{more} Nothing was run. Correct "
         f"the input, or take --skip-bad-lines to get an error record for such a {unit}.",

@@ -19,6 +19,7 @@ from rq import Queue
 from rq.utils import now, utcformat
 
 from mlx_rq.jobs.openai.priority import PRIORITIES
+from mlx_rq.jobs.openai.validation import short
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.finish import Lease
@@ -251,7 +252,7 @@ class Claims:
 
         Others may be gone because they have ended, and their time was over.
         """
-        self._gone += [reading.text(job_id) for job_id in gone][: _NAMED - len(self._gone)]
+        self._gone += [short(reading.text(job_id)) for job_id in gone][: _NAMED - len(self._gone)]
         if not lost:
             return
         names = f": {', '.join(self._gone)}" if len(self._gone) == lost else ""

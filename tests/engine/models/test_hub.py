@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlx_rq.engine.models.hub import HubModel
-from mlx_rq.engine.models.load import ModelError, PullError, load
+from mlx_rq.engine.models.load import ModelError, PullError, load, locate
 from mlx_rq.engine.models.pull import pull_from_hub
 from mlx_rq.worker.cli.main import main
 
@@ -90,6 +90,11 @@ def test_what_would_not_load_is_not_downloaded(hub: Hub) -> None:
     with pytest.raises(ModelError):
         pull_from_hub("org/tiny")
     assert [asked[0] for asked in hub.asked] == ["config.json"]
+
+
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(ModelError, match=r"^a model without a name: give a folder, a hub id, or"):
+        locate("")
 
 
 def test_without_the_hub_it_says_which_files_are_missing(

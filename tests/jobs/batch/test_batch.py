@@ -125,6 +125,17 @@ class TestTheFilesThatPeopleSend:
         assert engine.added == []
         assert list(desk.folder.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("bad", "words"),
+        [(1, ""), (2, " 1 other is wrong, too."), (3, " 2 others are wrong, too.")],
+    )
+    def test_how_many_others_are_wrong_is_said(
+        self, desk: Desk, tmp_path: Path, bad: int, words: str
+    ) -> None:
+        (tmp_path / "bad.jsonl").write_text("{\n" * bad)
+        with pytest.raises(RequestError, match=rf"line 1: [^.]*\.{words} Nothing was run\."):
+            desk.run(tmp_path / "bad.jsonl")
+
     def test_a_bad_line_is_skipped_where_that_is_wanted(
         self, desk: Desk, engine: FakeEngine
     ) -> None:

@@ -101,6 +101,16 @@ class TestALostJob:
         names = ", ".join(job.id for job in jobs[1:4])
         assert f"3 jobs were gone from Redis when their turn came: {names}" in caplog.messages
 
+    def test_under_an_endless_id_is_named_by_its_beginning(
+        self, redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        submit_many([{"prompt": "Say 0."}])  # so that there is such a queue
+        connection.rpush(f"rq:queue:{QUEUE}", "x" * 100_000)
+        claims = claims_of(connection)
+        assert [len(claims.take(256)) for _ in range(2)] == [1, 0]
+        (said,) = [message for message in caplog.messages if "gone" in message]
+        assert said == f"1 job was gone from Redis when its turn came: {'x' * 79}…"
+
     def test_of_a_long_queue_is_counted_too_and_nothing_else_is(
         self, redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
