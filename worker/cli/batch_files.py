@@ -20,6 +20,7 @@ from mlx_rq.jobs.batch.state import State, state_of
 from mlx_rq.jobs.batch.tables import TemplatedRows, open_table
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
 from mlx_rq.jobs.openai.schema_types import response_format
+from mlx_rq.jobs.openai.validation import unique_keys
 from mlx_rq.worker.cli.jobs import parse_parameters
 
 PIPE = "-"
@@ -79,8 +80,8 @@ def schema_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        schema = json.loads(path.read_text("utf-8-sig"))
-    except ValueError as error:
+        schema = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
         raise click.UsageError(f"--schema: {path} is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise click.UsageError(f"--schema: {path} is not a JSON object")

@@ -104,7 +104,9 @@ def read_configuration(commands: Mapping[str, Options], profile: str | None) -> 
     """
     files = tuple(path for path in config_files() if path.is_file())
     if given := os.environ.get(FILES_VARIABLE):
-        files = (Path(given),)  # missing, it is a mistake
+        files = (Path(given),)
+        if not files[0].is_file():
+            raise click.ClickException(f"{FILES_VARIABLE}: there is no file {given}")
     plain: list[Setting] = []
     of_profile: list[Setting] = []
     profiles: set[str] = set()

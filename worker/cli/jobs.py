@@ -14,6 +14,7 @@ from mlx_rq.files import replacing
 from mlx_rq.jobs.client import submit as submit_module
 from mlx_rq.jobs.client.job_detail import job_detail
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.validation import RepeatedKey, unique_keys
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.chrome_trace import chrome_trace
 from mlx_rq.jobs.queue.connection import connect, reachable
@@ -47,7 +48,9 @@ def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
         if not name or not equals:
             raise click.BadParameter(f"{pair!r} is not name=value", param_hint="-p")
         try:
-            parameters[name] = json.loads(text)
+            parameters[name] = json.loads(text, object_pairs_hook=unique_keys)
+        except (RepeatedKey, RecursionError) as error:
+            raise click.BadParameter(f"{name}: {error}", param_hint="-p") from None
         except ValueError:
             parameters[name] = text
     return parameters
@@ -55,7 +58,7 @@ def parse_parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 def _read_body(file: TextIO) -> dict[str, Any]:
     try:
-        body = json.load(file)
+        body = json.load(file, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(body, dict):

@@ -267,6 +267,18 @@ class TestAnOrdinaryRun:
         assert result.stderr == ""
         assert [record["custom_id"] for record in read_jsonl(output)] == ["good1", None, "good2"]
 
+    @pytest.mark.parametrize(
+        "schema", ['{"type": "object", "type": "array"}', "[" * 100_000], ids=["twice", "deep"]
+    )
+    def test_a_schema_that_cannot_be_read_is_refused(self, tmp_path: Path, schema: str) -> None:
+        (tmp_path / "schema.json").write_text(schema)
+        rows = write_jsonl(tmp_path / "in.jsonl", [{"a": 1}])
+        options = ["--prompt", "{a}", "--schema", tmp_path / "schema.json"]
+        result = run(rows, "-o", tmp_path / "out.jsonl", *options)
+        assert result.exit_code == 2
+        assert f"--schema: {tmp_path}/schema.json is not JSON: " in result.stderr
+        assert not (tmp_path / "out.jsonl").exists()
+
     def test_a_schema_that_cannot_be_measured_is_an_error_of_its_line(
         self, tmp_path: Path, start_worker: StartWorker
     ) -> None:

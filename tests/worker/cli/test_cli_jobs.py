@@ -173,6 +173,10 @@ class TestSubmit:
             ),
             (["Hi", "--timeout", "nan"], "Invalid 'timeout': expected seconds above 0, "),
             (["Hi", "--max-attempts", "0"], "Invalid 'max_attempts': expected "),
+            (["\udcff"], "Invalid 'messages[0].content': expected a text, but got one with half "),
+            (["Hi", "--idempotency-key", "\udcff"], "Invalid 'idempotency_key': expected a text "),
+            (["Hi", "--idempotency-key", ""], "Invalid 'idempotency_key': expected a text that "),
+            (["Hi", "--redis-url", "redis://\udcff"], r"Invalid Redis URL 'redis://\udcff': "),
         ],
     )
     def test_a_bad_request_is_one_line_and_nothing_is_stored(
@@ -190,6 +194,10 @@ class TestSubmit:
             (b"\xff\xfe{", "The body is not JSON: "),
             (b"[" * 100_000, "The body is not JSON: "),
             (b"[]", "The body is not a JSON object."),
+            (
+                b'{"prompt": "a", "prompt": "b"}',
+                "The body is not JSON: the key 'prompt' occurs twice in one object.",
+            ),
             (b'"Hi"', "The body is not a JSON object."),
             (b"{}", "Missing required parameter: 'messages'."),
         ],
@@ -231,6 +239,8 @@ class TestSubmit:
             [],
             ["Hi", "-p", "nonsense"],
             ["Hi", "-p", "=1"],
+            ["Hi", "-p", 'metadata={"a": "1", "a": "2"}'],
+            ["Hi", "-p", "stop=" + "[" * 100_000],
             ["Hi", "--completion", "--system", "x"],
             ["Hi", "--priority", "urgent"],
             ["Hi", "--timeout", "soon"],
@@ -354,6 +364,10 @@ class TestResult:
         assert json.loads(result.stdout) == failure("no_luck", "No such luck.")
         shown = run("status", job.id).stdout.splitlines()
         assert shown[-1] == "error:       No such luck. [no_luck]"
+
+    @pytest.mark.parametrize("command", ["result", "cancel", "status", "trace"])
+    def test_an_id_that_is_no_utf8(self, run: Run, command: str) -> None:
+        assert refused(run(command, "\udcff")).startswith(r"job '\udcff' not found: ")
 
     @pytest.mark.parametrize("command", ["result", "cancel", "status"])
     def test_an_unknown_id(self, run: Run, command: str) -> None:

@@ -157,7 +157,7 @@ def test_one_file_instead_of_both_and_none_for_a_worker_that_is_a_child(
     said = of(run("config", "show", "worker", "--json", MLX_RQ_CONFIG="other.toml"))
     assert said["grace"] == ("7", "other.toml")
     missing = run("config", "show", MLX_RQ_CONFIG="missing.toml")
-    assert missing.stderr == "Error: missing.toml: No such file or directory\n"
+    assert missing.stderr == "Error: MLX_RQ_CONFIG: there is no file missing.toml\n"
     assert environment_with("redis://h", "worker")[FILES_VARIABLE] == ""
     assert FILES_VARIABLE not in environment_with("redis://h", "serve")
     none = of(run("--profile", "night", "config", "show", "worker", "--json", MLX_RQ_CONFIG=""))
