@@ -37,14 +37,30 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         _rename(fresh, path)
     except BaseException as error:
         fresh.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(fresh):
+        if isinstance(error, OSError) and (error.filename == str(fresh) or is_full(error)):
             error.filename = str(path)
         raise
+
+
+def is_full(error: OSError) -> bool:
+    """Tells whether there was no room for what was written; such an error names no file."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def temporary(path: Path) -> Path:
     """Names the file that `put_in_place` renames to this one; one that was left is overwritten."""
     return path.with_name(f"{path.name}.tmp")
+
+
+@contextmanager
+def removed_on_error(*paths: Path) -> Iterator[None]:
+    """Removes files that are not whole where the block raises: a full disk needs the room."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def put_in_place(new: Path, path: Path) -> None:

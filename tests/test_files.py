@@ -77,8 +77,9 @@ def test_a_file_that_cannot_be_synced_replaces_nothing(
     monkeypatch.setattr(files, "_sync", is_full)
     path = tmp_path / "a.json"
     path.write_bytes(b"old")
-    with pytest.raises(OSError, match="No space left"), replacing(path):
+    with pytest.raises(OSError, match="No space left") as refused, replacing(path):
         pass
+    assert refused.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

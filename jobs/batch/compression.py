@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, BinaryIO, cast
 
-from mlx_rq.files import put_in_place, temporary
+from mlx_rq.files import put_in_place, removed_on_error, temporary
 from mlx_rq.jobs.batch.parquet import needs_pyarrow
 from mlx_rq.jobs.openai.errors import RequestError
 
@@ -127,6 +127,7 @@ def open_output(path: Path, ending: str) -> Iterator[BinaryIO]:
 def compress(source: Path, target: Path) -> None:
     """Writes a compressed copy of a file; what was there before stays whole until the new is."""
     _, ending = split_ending(target)
-    with source.open("rb") as plain, open_output(temporary(target), ending) as file:
+    fresh = temporary(target)
+    with removed_on_error(fresh), source.open("rb") as plain, open_output(fresh, ending) as file:
         shutil.copyfileobj(plain, file)
     put_in_place(temporary(target), target)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mlx_rq.files import put_in_place, temporary
+from mlx_rq.files import put_in_place, removed_on_error, temporary
 from mlx_rq.jobs.batch.compression import open_output, split_ending
 from mlx_rq.jobs.batch.lines import Source, input_changed
 from mlx_rq.jobs.batch.parquet import ParquetTable
@@ -72,10 +72,11 @@ class Dataset:
         if not suffix:
             _write_folder(table, target)
             return
-        if suffix == ".csv":
-            _write_csv(table, temporary(target), ending)
-        else:
-            table.parquet().write(iter(table), temporary(target))
+        with removed_on_error(temporary(target)):
+            if suffix == ".csv":
+                _write_csv(table, temporary(target), ending)
+            else:
+                table.parquet().write(iter(table), temporary(target))
         put_in_place(temporary(target), target)
 
 
@@ -193,8 +194,9 @@ def _write_folder(table: _Table, folder: Path) -> None:
     shards = math.ceil(table.count() / SHARD_ROWS)
     paths = [data / f"train-{shard:05}-of-{shards:05}.parquet" for shard in range(shards)]
     rows = iter(table)
-    for path in paths:
-        writer.write(islice(rows, SHARD_ROWS), temporary(path))
+    with removed_on_error(*map(temporary, paths)):
+        for path in paths:
+            writer.write(islice(rows, SHARD_ROWS), temporary(path))
     for path in paths:
         put_in_place(temporary(path), path)
     for other in set(data.glob("train-*.parquet")).difference(paths):

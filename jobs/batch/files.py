@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from mlx_rq.files import sync, sync_path, temporary
+from mlx_rq.files import removed_on_error, sync, sync_path, temporary
 from mlx_rq.jobs.batch.done import Done
 from mlx_rq.jobs.batch.lines import Source, input_changed
 from mlx_rq.jobs.batch.records import (
@@ -237,7 +237,7 @@ def _rewrite(paths: Sequence[Path], source: Source, *, in_order: bool) -> None:
         raise input_changed(source)
     order = (places[line.fingerprint] for line in source) if in_order else sorted(places.values())
     fresh = [temporary(path) for path in paths]
-    with ExitStack() as stack:
+    with removed_on_error(*fresh), ExitStack() as stack:
         old = [stack.enter_context(path.open("rb")) for path in paths]
         new = [stack.enter_context(path.open("wb")) for path in fresh]
         for place in order:

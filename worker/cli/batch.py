@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import click
 
+from mlx_rq.files import is_full
 from mlx_rq.jobs.batch.batch import Batch, BatchOptions, Order
 from mlx_rq.jobs.batch.compression import compress
 from mlx_rq.jobs.batch.dataset import Dataset
@@ -34,7 +35,14 @@ from mlx_rq.worker.cli.batch_files import (
 )
 from mlx_rq.worker.cli.batch_forecast import forecast
 from mlx_rq.worker.cli.batch_progress import left_of, stopped, watching
-from mlx_rq.worker.cli.common import default_of, json_option, option, print_json, redis_option
+from mlx_rq.worker.cli.common import (
+    default_of,
+    json_option,
+    option,
+    print_json,
+    redis_option,
+    words_of,
+)
 from mlx_rq.worker.cli.completion import complete_served
 from mlx_rq.worker.cli.job_options import job_options, take_job_options
 from mlx_rq.worker.cli.value_types import WholeNumber
@@ -198,9 +206,9 @@ def _run(
         return batch.tally
     places = places_of(input_name, output, options)
     places.check_packages()  # before a night's work, not after
-    with open_state(places.state, output) as state:
+    with _full_disk_of(output), open_state(places.state, output) as state:
         batch = Batch(source, places.outputs(), state, _batch_options(options))
-        with telling(batch, input_name, output, options):
+        with telling(batch, input_name, output, options), _full_disk_of(output):
             _run_batch(batch, options)
             if batch.tally.exit_code != NOT_FINISHED:
                 if places.dataset is not None:
@@ -209,6 +217,18 @@ def _run(
                     compress(places.answers, places.compressed)
             _print_summary(batch, places, as_json, to_stderr=False)
     return batch.tally
+
+
+@contextmanager
+def _full_disk_of(output: str) -> Iterator[None]:
+    """Says what to do about a full disk; who writes into a file that is open names none."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error) and error.filename != output:
+            advice = "make room, and run the same command again: it goes on where it was"
+            raise OSError(error.errno, f"{error.strerror}: {advice}", output) from error
+        raise
 
 
 def _run_batch(batch: Batch, options: Mapping[str, Any]) -> None:
@@ -252,10 +272,11 @@ def _print_summary(batch: Batch, places: Places | None, as_json: bool, *, to_std
 
 
 def _print_error(error: Exception, as_json: bool) -> None:
+    words = words_of(error)
     if as_json:
-        print_json({"error": getattr(error, "error", None) or error_object(str(error), code=None)})
+        print_json({"error": getattr(error, "error", None) or error_object(words, code=None)})
     else:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {words}", err=True)
 
 
 COMMANDS = (batch,)

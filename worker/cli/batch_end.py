@@ -17,7 +17,7 @@ from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.webhook_events import tell
 from mlx_rq.jobs.queue.webhooks import anybody_delivers, check_url
 from mlx_rq.worker.cli.batch_files import PIPE
-from mlx_rq.worker.cli.common import Command, option
+from mlx_rq.worker.cli.common import Command, option, words_of
 from mlx_rq.worker.cli.desktop_notice import show_notice, why_no_notices
 
 _LONGEST_REASON = 200
@@ -112,7 +112,7 @@ class _End:
             words += [f"{tally.missing:,} still to do"] if tally.missing else []
         else:
             words = ["nothing was submitted"]
-        reason = "" if self.error is None else f". {self.error}"[:_LONGEST_REASON]
+        reason = "" if self.error is None else f". {words_of(self.error)}"[:_LONGEST_REASON]
         return ", ".join(words) + reason
 
     def data(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class _End:
                 "failed": self.tally.errors.total(),
             },
         }
-        return data if self.error is None else {**data, "error": str(self.error)}
+        return data if self.error is None else {**data, "error": words_of(self.error)}
 
 
 def _text(path: str) -> str:

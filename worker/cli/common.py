@@ -144,3 +144,10 @@ def data_folder(given: Path | None) -> Path:
             f"--data-dir {folder}: {error.strerror}. Choose a folder that you may write to."
         ) from None
     return folder
+
+
+def words_of(error: Exception) -> str:
+    """Says an error without the number that the system gives it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

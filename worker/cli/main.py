@@ -40,7 +40,7 @@ from mlx_rq.worker.cli import (
     worker,
 )
 from mlx_rq.worker.cli.bench import command as bench
-from mlx_rq.worker.cli.common import AS_JSON, WHEN_INTERRUPTED, option
+from mlx_rq.worker.cli.common import AS_JSON, WHEN_INTERRUPTED, option, words_of
 from mlx_rq.worker.cli.config import profile_option
 from mlx_rq.worker.cli.doctor import command as doctor
 from mlx_rq.worker.cli.processes import stop_with_parent
@@ -102,7 +102,7 @@ def _user_errors() -> type[Exception]:
 
 
 def _print_error(error: Exception, *, as_json: bool) -> None:
-    words = _words(error)
+    words = words_of(error)
     details = getattr(error, "error", None) or error_object(words, code=None)
     if as_json:
         click.echo(json_line({"error": details}))
@@ -110,13 +110,6 @@ def _print_error(error: Exception, *, as_json: bool) -> None:
         click.echo(f"Error: {words} [{details.get('code')}]", err=True)
     else:
         click.echo(f"Error: {words}", err=True)
-
-
-def _words(error: Exception) -> str:
-    """Says an error without the number that the system gives it."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -218,14 +218,36 @@ class TestParquet:
         assert types(table)["nothing"] == "string"
         assert table["nested"].to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": None}]
 
-    def test_what_was_there_stays_where_the_input_has_changed(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out.csv.gz"])
+    def test_what_was_there_stays_where_the_input_has_changed(
+        self, tmp_path: Path, name: str
+    ) -> None:
         made = dataset(tmp_path, [{"a": 1}, {"a": 2}], ["x", "y"])
-        target = tmp_path / "out.parquet"
+        target = tmp_path / name
         target.write_text("as it was")
+        before = set(tmp_path.iterdir())
         source_of(tmp_path, [{"a": 2}, {"a": 1}, {"a": 3}])
         with pytest.raises(RequestError, match=r"rows\.jsonl changed"):
             made.write(target)
         assert target.read_text() == "as it was"
+        assert set(tmp_path.iterdir()) == before
+
+    def test_a_folder_keeps_nothing_half_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = dataset(tmp_path, [{"a": 1}, {"a": 2}], ["x", "y"])
+        whole = datasets_out.ParquetWriter.write
+
+        def full(self: Any, rows: Any, path: Path) -> None:
+            whole(self, rows, path)
+            if "00001-of" in path.name:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(datasets_out, "SHARD_ROWS", 1)
+        monkeypatch.setattr(datasets_out.ParquetWriter, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            made.write(tmp_path / "out")
+        assert list((tmp_path / "out" / "data").iterdir()) == []
 
 
 class TestCsv:

@@ -2,12 +2,15 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from batch_helpers import batch_line, batch_lines, line_count, read_jsonl, write_jsonl
 
 from mlx_rq import RequestError
+from mlx_rq.jobs.batch import files as batch_files
+from mlx_rq.jobs.batch.compression import compress
 from mlx_rq.jobs.batch.files import Outputs, PipedOutputs
 from mlx_rq.jobs.batch.lines import BatchFile, Line
 from mlx_rq.jobs.batch.records import Ended
@@ -243,6 +246,39 @@ class TestTidiness:
         before = outputs.answers.stat().st_ino
         after.tidy(source, 3, in_order=True)
         assert outputs.answers.stat().st_ino == before
+
+    def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(
+        self, tmp_path: Path, outputs: Outputs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = source_of(tmp_path, batch_lines(2))
+        a, b = source
+        outputs.append([answer_to(b), error_of(a)])
+        outputs.close()
+        before = sorted(path.name for path in tmp_path.iterdir())
+        whole = outputs.answers.read_bytes()
+
+        def full(file: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(batch_files, "sync", full)
+        with pytest.raises(OSError, match="No space left"):
+            again(outputs).tidy(source, 2, in_order=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        assert outputs.answers.read_bytes() == whole
+
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    def test_nor_does_it_where_they_are_compressed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+    ) -> None:
+        def full(source: object, target: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(shutil, "copyfileobj", full)
+        answers = tmp_path / "answers"
+        answers.write_text("{}\n")
+        with pytest.raises(OSError, match="No space left"):
+            compress(answers, tmp_path / f"out.jsonl{ending}")
+        assert list(tmp_path.iterdir()) == [answers]
 
     def test_an_input_that_changed_meanwhile_is_said(
         self, tmp_path: Path, outputs: Outputs
