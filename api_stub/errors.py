@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 
+from mlx_rq.files import is_full
 from mlx_rq.jobs.openai.errors import (
     ErrorType,
     JobFailed,
@@ -175,7 +176,18 @@ def _invalid_parameter(_: Request, error: RequestValidationError) -> JSONRespons
 
 
 def internal_error(error: Exception, request_id: str) -> JSONResponse:
-    """Logs what nobody expected and tells the client no more than that it happened."""
+    """Logs what nobody expected and tells the client no more than that it happened.
+
+    A full disk is nothing unexpected.
+    """
+    if isinstance(error, OSError) and is_full(error):
+        logger.error("%s: %s", request_id, error)
+        message = (
+            "The disk of the server is full, and nothing was kept of this request. Whoever runs it "
+            "makes room in its data folder (--data-dir)."
+        )
+        told = error_object(message, code="disk_full", type="server_error")
+        return error_response(507, told, {"x-should-retry": "false"})
     logger.error("the server failed on %s", request_id, exc_info=error)
     message = f"The server failed on this request. Its log says why, under {request_id}."
     return error_response(500, error_object(message, code="internal_error", type="server_error"))

@@ -114,8 +114,10 @@ def _own(file: IO[bytes], data_dir: Path) -> None:
             "themselves; or choose another --data-dir and --queue-port."
         )
     file.truncate(0)
-    file.write(str(os.getpid()).encode())
-    file.flush()
+    try:
+        os.write(file.fileno(), str(os.getpid()).encode())
+    except OSError as error:  # a full disk
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(data_dir)) from error
 
 
 def _take(file: IO[bytes], data_dir: Path) -> None:

@@ -439,6 +439,20 @@ def test_batch_that_was_answered_before_a_late_server_looked_is_completed(
         assert (batch.status, counts(batch)) == ("completed", (2, 2, 0))
 
 
+def test_upload_to_a_full_disk_is_said_and_leaves_nothing(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mlx_rq.api_stub.file_store.sync", full)
+    with pytest.raises(openai.InternalServerError, match="The disk of the server is full") as told:
+        upload(server, [line("a")])
+    assert (told.value.status_code, told.value.code) == (507, "disk_full")
+    folder = server.server.config.app.state.service.settings.data_dir / "http"
+    assert list(folder.rglob("*.data")) == []
+
+
 def test_batch_that_fails_on_its_way_keeps_what_was_answered(
     server: RunningServer, start_worker: StartWorker
 ) -> None:

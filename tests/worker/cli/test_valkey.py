@@ -119,6 +119,15 @@ class TestTheServer:
         with pytest.raises(RedisUnavailable, match=f"Port {port} is taken"), other:
             pass
 
+    def test_a_full_disk_is_named(self, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(descriptor: int, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(valkey_module.os, "write", full)
+        with pytest.raises(OSError, match="No space left") as refused, embedded_valkey(data_dir):
+            pass
+        assert refused.value.filename == str(data_dir)
+
     def test_one_that_cannot_start_says_why(self, data_dir: Path) -> None:
         folder = data_dir / FOLDER
         (folder / "appendonlydir").mkdir(parents=True)
