@@ -16,6 +16,7 @@ from starlette.routing import Match
 
 from mlx_rq.files import is_full
 from mlx_rq.jobs.openai.errors import (
+    ErrorObject,
     ErrorType,
     JobFailed,
     JobNotFound,
@@ -121,10 +122,14 @@ def _job_not_found(_: Request, error: JobNotFound) -> JSONResponse:
 
 
 def _redis_unavailable(_: Request, error: Exception) -> JSONResponse:
+    return error_response(503, queue_unavailable(error), {"retry-after": str(RETRY_SECONDS)})
+
+
+def queue_unavailable(error: Exception) -> ErrorObject:
+    """Logs why Redis cannot be asked, and makes the error object that tells a client of it."""
     logger.error("%s", error)
     message = "The server has lost touch with its Redis for the moment. Try again soon."
-    details = error_object(message, code="queue_unavailable", type="server_error")
-    return error_response(503, details, {"retry-after": str(RETRY_SECONDS)})
+    return error_object(message, code="queue_unavailable", type="server_error")
 
 
 def _http_exception(request: Request, error: HTTPException) -> JSONResponse:

@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fastapi.responses import StreamingResponse
+from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
+from mlx_rq.api_stub.errors import queue_unavailable
 from mlx_rq.api_stub.service import Service
 from mlx_rq.jobs.client.job import Job
-from mlx_rq.jobs.openai.errors import JobFailed, RequestError, error_object
+from mlx_rq.jobs.openai.errors import JobFailed, RedisUnavailable, RequestError, error_object
 from mlx_rq.jobs.openai.fields import Strict
 from mlx_rq.jobs.openai.json_line import json_line
 from mlx_rq.jobs.openai.validation import read_as
@@ -169,6 +171,11 @@ async def _events(
         if not started:
             raise
         yield "".join(writer.failed(failure.error))
+    except (RedisError, RedisUnavailable) as error:
+        ended = True  # as far as can be told here: the job goes on
+        if not started:
+            raise
+        yield "".join(writer.failed(queue_unavailable(error)))
     except StartedOver:
         yield "".join(writer.failed(_STARTED_OVER))
     finally:

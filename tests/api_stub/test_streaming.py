@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -11,6 +11,7 @@ import openai
 import pytest
 from fakes import PATIENCE, FakeEngine, StartWorker, answer, eventually, failure
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from servers import RunningServer
 
 from mlx_rq.api_stub.streaming import data_event
@@ -325,3 +326,20 @@ def test_text_goes_on_when_redis_is_back(
     monkeypatch.setattr(streams, "_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(streams, "new_async_connection", connect)
     asyncio.run(follow())
+
+
+def test_redis_that_goes_away_is_an_error_and_no_end_without_a_word(
+    server: RunningServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(job_id: str, redis_url: str) -> AsyncIterator[Delta]:
+        yield Delta(0, "content", 0, "Hi")
+        raise RedisConnectionError("gone")
+
+    monkeypatch.setattr("mlx_rq.api_stub.streaming.follow", follow)
+    stream = server.client().chat.completions.create(model="fake", messages=HELLO, stream=True)
+    with pytest.raises(openai.APIError, match="has lost touch with its Redis") as told:
+        list(stream)
+    assert told.value.code == "queue_unavailable"
+    (job_id,) = engine.wait_for_tasks(1)
+    engine.release()
+    assert fetch(stream.response.headers["x-job-id"]).result(PATIENCE)["id"].endswith(job_id)

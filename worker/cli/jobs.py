@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
@@ -12,8 +14,9 @@ from rich.console import Console
 
 from mlx_rq.files import replacing
 from mlx_rq.jobs.client import submit as submit_module
+from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.client.job_detail import job_detail
-from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
 from mlx_rq.jobs.openai.validation import RepeatedKey, unique_keys
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue.chrome_trace import chrome_trace
@@ -145,6 +148,11 @@ def submit(
     fields.update(parse_parameters(parameter))
     when_interrupted("Stopped before it was known whether the job is in the queue.")
     job = submit_module.submit(fields, stream=follow, **options)
+    with _named(job.id):
+        _show_submitted(job, wait=wait, follow=follow, as_json=as_json)
+
+
+def _show_submitted(job: Job, *, wait: bool, follow: bool, as_json: bool) -> None:
     if wait or follow:
         when_interrupted(_goes_on(job.id))
     if follow:
@@ -203,6 +211,17 @@ def result(
         follow_job(job)
         return
     print_result(job.result(timeout=0 if no_wait else timeout), as_json)
+
+
+@contextmanager
+def _named(job_id: str) -> Iterator[None]:
+    """Says which job was accepted, where Redis goes away before its id was printed."""
+    try:
+        yield
+    except RedisUnavailable as error:
+        raise RedisUnavailable(
+            f"{error} The job was accepted: `mlx-rq result {job_id}` has its answer."
+        ) from error
 
 
 def _goes_on(job_id: str) -> str:

@@ -17,7 +17,7 @@ from redis import Redis
 from rq import Queue
 from rq.job import Job as RQJob
 
-from mlx_rq import Job, submit
+from mlx_rq import Job, RedisUnavailable, fetch, submit
 from mlx_rq.jobs.batch.batch import Batch, BatchOptions
 from mlx_rq.jobs.batch.files import Outputs
 from mlx_rq.jobs.batch.lines import BatchFile
@@ -25,6 +25,7 @@ from mlx_rq.jobs.batch.state import open_state, state_of
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.connection import URL_VARIABLE
 from mlx_rq.jobs.queue.payload import read_payload
+from mlx_rq.worker.cli import answers
 from mlx_rq.worker.cli.main import main
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -570,6 +571,28 @@ class TestNoRedis:
         assert list(error) == ["message", "type", "param", "code"]
         assert error["message"].startswith(f"No Redis at {nobody_listens}: ")
 
+    @pytest.mark.parametrize(
+        ("options", "asks"), [(["--wait"], "result"), (["--follow"], "result"), ([], "info")]
+    )
+    def test_a_job_that_was_accepted_before_is_named(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], asks: str
+    ) -> None:
+        def away(self: Job, *arguments: Any, **named: Any) -> None:
+            raise RedisUnavailable(f"No Redis for {self.id}.")
+
+        async def nothing(*arguments: Any) -> None:
+            """Follows no text."""
+
+        with monkeypatch.context() as patch:
+            patch.setattr(answers, "_follow", nothing)
+            patch.setattr(Job, asks, away)
+            line = refused(run("submit", "Hi", *options))
+        job_id = line.split()[3].rstrip(".")
+        assert line == (
+            f"No Redis for {job_id}. The job was accepted: `mlx-rq result {job_id}` has its answer."
+        )
+        assert fetch(job_id).status() == "queued"
+
     def test_a_url_that_is_none(self, run: Run) -> None:
         line = refused(run("status", "--redis-url", "localhost:6379"))
         assert line.startswith("Invalid Redis URL 'localhost:6379': ")
@@ -679,6 +702,7 @@ import click
 def refuse(cls, item):
     raise TypeError("type 'ParamType' is not subscriptable")
 click.ParamType.__class_getitem__ = classmethod(refuse)
+from mlx_rq.worker.cli import answers
 from mlx_rq.worker.cli.main import main
 main(["up", "--help"])
 """
