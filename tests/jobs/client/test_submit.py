@@ -223,6 +223,14 @@ class TestRefusal:
             assert str(refused.value).endswith(f", but got {value!r} instead.")
         assert connection.dbsize() == 0
 
+    @pytest.mark.parametrize("url", [3, b"redis://h", ["redis://h"]])
+    def test_what_is_no_url_is_refused_by_name(self, url: Any) -> None:
+        with pytest.raises(
+            RequestError, match=r"^Invalid 'redis_url': expected a text "
+        ) as refused:
+            submit(messages=HI, redis_url=url)
+        assert refused.value.param == "redis_url"
+
     @pytest.mark.parametrize(
         ("option", "values"),
         [
