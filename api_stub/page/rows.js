@@ -121,9 +121,10 @@ const content = (name, said) => (said ? el("section", {}, el("h2", {}, name), el
 
 // What happened to a job, each step with the time since the one before.
 function life({ life: steps }) {
-  return el("ol", { class: "life", "aria-label": "The job's life" }, ...steps.map(({ name, at, detail }, step) => {
+  return el("ol", { class: "life", "aria-label": "The job's life" }, ...steps.map(({ name, at, detail, first_for }, step) => {
     const since = step ? `, after ${lasting(at - steps[step - 1].at)}` : "";
     const date = new Date(1000 * at);
-    return el("li", {}, [name + since, detail].filter(Boolean).join(": "), el("time", { datetime: date.toISOString() }, date.toLocaleString()));
+    const told = [detail, first_for && `first for ${first_for}`].filter(Boolean).join("; ");
+    return el("li", {}, [name + since, told].filter(Boolean).join(": "), el("time", { datetime: date.toISOString() }, date.toLocaleString()));
   }));
 }

@@ -16,7 +16,6 @@ from mlx_rq.jobs.queue.owners import may_see
 from mlx_rq.jobs.queue.recent import Seen, metadata_of, recent_jobs, seen_jobs
 from mlx_rq.jobs.queue.results import read_errors
 from mlx_rq.jobs.queue.status import status
-from mlx_rq.jobs.queue.trace import without_other_jobs
 
 Event = tuple[str, Any]
 
@@ -148,8 +147,12 @@ class View:
         content = self._service.settings.show_content
         try:
             detail = job_detail(job_id, self._service.redis_url, content=content)
-            life = detail["life"] if self._sees_all else without_other_jobs(detail["life"])
-            return {**detail, "life": [event._asdict() for event in life]}
+            hidden = () if self._sees_all else ("first_for",)
+            life = [
+                {name: told for name, told in event._asdict().items() if name not in hidden}
+                for event in detail["life"]
+            ]
+            return {**detail, "life": life}
         except JobNotFound:  # it went meanwhile
             return {"id": job_id, "missing": True}
 

@@ -60,7 +60,7 @@ def _drawn(jobs: Iterable[tuple[str, Sequence[Event]]]) -> Iterator[dict[str, An
         pid = processes[worker]
         free = max(event.at for event in events if event.name != "fetched")
         place = _place(free_from.setdefault(pid, []), times["admitted"], free)
-        told: dict[str, Any] = {"job": job_id, **{e.name: e.detail for e in events if e.detail}}
+        told: dict[str, Any] = {"job": job_id, **{e.name: e.text for e in events if e.text}}
         told |= {f"{name} at": times[name] - events[0].at for name in _BEFORE if name in times}
         for begin, end in pairwise(events):
             if begin.name in _SPANS:

@@ -5,7 +5,6 @@ list: when the job was claimed, seconds after that, and counts.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from mlx_rq.jobs.queue.scripts import tolerant_script
 
 _MOST = 2**53
 _BY = "by "
-_FIRST_FOR = " (first for {})"
 
 
 class Measured(NamedTuple):
@@ -52,11 +50,22 @@ class Measured(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One thing that happened to a job; `at` is Unix time in seconds."""
+    """One thing that happened to a job; `at` is Unix time in seconds.
+
+    `first_for` is how the id of another job begins, for which the prefix was computed that this one
+    shared. It is told to nobody who may not see all jobs: the other may be another client's.
+    """
 
     name: str
     at: float
     detail: str = ""
+    first_for: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that is to be said of it, in a line."""
+        first_for = f"first for {self.first_for}" if self.first_for else ""
+        return "; ".join(filter(None, (self.detail, first_for)))
 
 
 _FIELDS = ("created_at", "started_at", "ended_at", "worker_name", "status", "trace", "fetched_at")
@@ -91,12 +100,6 @@ def traces(connection: Redis, job_ids: Sequence[str]) -> list[list[Event]]:
     ]
 
 
-def without_other_jobs(events: Iterable[Event]) -> list[Event]:
-    """Leaves out which other job the prefix was computed for: that may be another client's."""
-    named = re.escape(_FIRST_FOR).replace(r"\{\}", r"[^)]*")
-    return [event._replace(detail=re.sub(named, "", event.detail)) for event in events]
-
-
 def worker_in(events: Iterable[Event]) -> str:
     """Names the worker that claimed a job; empty where none did."""
     claimed = next((event.detail for event in events if event.name == "claimed"), "")
@@ -129,20 +132,18 @@ def _measured(measured: Measured, by: str) -> Iterator[Event]:
     attempt = f"attempt {measured.attempt}"
     yield Event("claimed", measured.claimed_at, ", ".join(filter(None, (by, attempt))))
     steps = (
-        ("rendered", measured.rendered, counted(measured.prompt_tokens, "token")),
-        ("admitted", measured.admitted, _admitted(measured)),
-        ("first token", measured.first_token, ""),
-        ("ended", measured.ended, counted(measured.generated_tokens, "token")),
+        ("rendered", measured.rendered, counted(measured.prompt_tokens, "token"), ""),
+        ("admitted", measured.admitted, _admitted(measured), measured.first_with),
+        ("first token", measured.first_token, "", ""),
+        ("ended", measured.ended, counted(measured.generated_tokens, "token"), ""),
     )
-    for name, seconds, detail in steps:
+    for name, seconds, detail, first_for in steps:
         if seconds is not None:
-            yield Event(name, measured.claimed_at + seconds, detail)
+            yield Event(name, measured.claimed_at + seconds, detail, first_for)
 
 
 def _admitted(measured: Measured) -> str:
     said = [counted(measured.cached_tokens, "token") + " computed for others"]
-    if measured.first_with:
-        said[0] += _FIRST_FOR.format(measured.first_with)
     if measured.preempted:
         said.append(f"put back {measured.preempted} x to make room")
     if measured.failed:

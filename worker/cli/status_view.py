@@ -173,7 +173,7 @@ def life_lines(events: Sequence[Event]) -> Iterator[str]:
     for event in events:
         at = datetime.fromtimestamp(event.at).astimezone()
         after = f"{event.at - events[0].at:+9.3f} s"
-        detail = _RANDOM_NAME.sub(r"\1", plain(event.detail))
+        detail = _RANDOM_NAME.sub(r"\1", plain(event.text))
         yield f"{at:%H:%M:%S} {after}  {event.name:12} {detail}".rstrip()
 
 

@@ -200,16 +200,19 @@ class TestEvents:
     ) -> None:
         engine = FakeEngine()
         engine.took = Steps(0.0, 0.0, 0.0, preempted=1, first_with="0123456789abcdef")
-        start_worker(engine)
+        start_worker(engine, name="mac (first for tests)")
         server = start_server(keys=ApiKeys(["ann: a", "operator: o"]))
         ann = as_client(server, "a")
         job_id = ann.post("/v1/jobs", json={"prompt": "x"}).json()["id"]
         assert ann.get(f"/v1/jobs/{job_id}?wait=50").json()["status"] == "completed"
         lives = {key: first(as_client(server, key), job=job_id)["job"]["life"] for key in "ao"}
-        told = {key: life[3]["detail"] for key, life in lives.items()}
-        assert told == {
-            "a": "0 tokens computed for others, put back 1 x to make room",
-            "o": "0 tokens computed for others (first for 0123456789ab), put back 1 x to make room",
+        admitted = {key: life[3] for key, life in lives.items()}
+        detail = "0 tokens computed for others, put back 1 x to make room"
+        assert admitted["o"].pop("first_for") == "0123456789ab"
+        assert admitted["a"] == admitted["o"]
+        assert (admitted["a"]["name"], admitted["a"]["detail"]) == ("admitted", detail)
+        assert {life[1]["detail"] for life in lives.values()} == {
+            "by mac (first for tests), attempt 1"
         }
 
     def test_the_last_failures_are_told_to_who_may_see_all_jobs(

@@ -48,7 +48,7 @@ def test_an_answered_job_tells_each_step_with_its_time(
         ("rendered", "3 tokens"),
         (
             "admitted",
-            "0 tokens computed for others (first for 0123456789ab), put back 2 x to make room, "
+            "0 tokens computed for others, put back 2 x to make room, "
             "put back 1 x by a fault of the device",
         ),
         ("first token", ""),
@@ -56,6 +56,7 @@ def test_an_answered_job_tells_each_step_with_its_time(
         ("committed as finished", ""),
         ("fetched", ""),
     ]
+    assert [event.first_for for event in events if event.first_for] == ["0123456789ab"]
     job.result()  # once more: the first time is what is told
     assert trace(connection, job.id) == events
     times = [event.at for event in events]
@@ -68,8 +69,10 @@ def test_an_answered_job_tells_each_step_with_its_time(
     assert [line.split()[3] for line in shown.stdout.splitlines()] == [
         event.name.split()[0] for event in events
     ]
+    assert shown.stdout.splitlines()[3].endswith(" of the device; first for 0123456789ab")
     machine = json.loads(CliRunner().invoke(main, ["trace", job.id, "--json"]).stdout)
     assert machine[1]["detail"] == "by mac-1, attempt 1"
+    assert machine[3]["first_for"] == "0123456789ab"
 
 
 def test_a_job_that_failed_tells_why(connection: Redis, start_worker: StartWorker) -> None:
@@ -104,7 +107,7 @@ def test_a_while_is_drawn_for_trace_viewers(
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() - 10, sleep=time.sleep)
     monkeypatch.setattr(claim, "time", clock)
     engine = FakeEngine(hold=True)
-    engine.took = Steps(9.0, 8.0, 4.0)
+    engine.took = Steps(9.0, 8.0, 4.0, first_with="0123456789abcdef")
     start_worker(engine, name="mac-1")
     jobs = [submit(messages=HI) for _ in range(2)]
     engine.wait_for_tasks(2)
@@ -125,6 +128,8 @@ def test_a_while_is_drawn_for_trace_viewers(
     for job in jobs:
         own = [span for span in spans if span["args"]["job"] == job.id]
         assert [span["name"] for span in own] == ["prefill", "decode", "commit"]
+        told = own[0]["args"]["admitted"]
+        assert told == "0 tokens computed for others; first for 0123456789ab"
         assert own[0]["dur"] == own[1]["dur"] == pytest.approx(4_000_000, abs=1)
         assert own[0]["ts"] + own[0]["dur"] == own[1]["ts"]
     places = {span["args"]["job"]: span["tid"] for span in spans}
