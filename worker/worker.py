@@ -27,9 +27,9 @@ from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
 
 from mlx_rq.engine.interface import DeviceExhausted
-from mlx_rq.jobs.openai.words import counted
+from mlx_rq.jobs.openai.words import counted, in_a_sentence
 from mlx_rq.jobs.queue.payload import SERIALIZER
-from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
+from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.intake import Intake
 from mlx_rq.worker.integrity import IntegrityChecks

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_rq.jobs.openai.words import in_a_sentence
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
@@ -116,7 +118,7 @@ def _read(body: str, parse: Callable[[str], Any], names: Sequence[str]) -> list[
     try:
         read = parse(body)
     except Exception as error:  # mlx-lm's parsers raise whatever the text makes them raise
-        raise ParseFault(f"the call cannot be read: {error}") from None
+        raise ParseFault(f"the call cannot be read: {in_a_sentence(error)}") from None
     calls = []
     for call in read if isinstance(read, list) else [read]:
         name = call.get("name") if isinstance(call, dict) else None

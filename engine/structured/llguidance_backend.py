@@ -23,6 +23,7 @@ from mlx_rq.engine.structured.messages import plain
 from mlx_rq.engine.structured.shortest_end import Closer
 from mlx_rq.engine.structured.unfolding import MOST_UNFOLDED, unfolded
 from mlx_rq.jobs.openai.schemas import Schema, subschemas
+from mlx_rq.jobs.openai.words import in_a_sentence
 
 _TOO_MANY = (
     f"its alternatives multiply to more than {MOST_UNFOLDED:,} schemas ('anyOf' in 'allOf', "
@@ -94,7 +95,9 @@ class Guidance:
                         tokenizer._tokenizer, n_vocab=self.vocabulary, eos_token=ends
                     )
                 except ValueError as error:
-                    message = f"this model's tokenizer cannot be constrained: {error}."
+                    message = (
+                        f"this model's tokenizer cannot be constrained: {in_a_sentence(error)}."
+                    )
                     raise GrammarFault(0, message) from None
                 self._closer = Closer(self._tokenizer, *self._ends)
             return self._tokenizer, self._closer

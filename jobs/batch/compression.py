@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from mlx_rq.files import put_in_place, removed_on_error, temporary
 from mlx_rq.jobs.batch.parquet import needs_pyarrow
 from mlx_rq.jobs.openai.errors import RequestError
+from mlx_rq.jobs.openai.words import in_a_sentence
 
 ENDINGS = (".gz", ".zst")
 
@@ -52,7 +53,9 @@ def open_input(path: Path, name: str) -> Iterator[BinaryIO]:
             _refuse_wide(file.peek(4)[:4], name)
             yield cast(BinaryIO, file)
     except (EOFError, zlib.error, gzip.BadGzipFile, _DamagedError) as error:
-        raise RequestError(f"{name} is damaged: {error}.", code="invalid_value") from None
+        raise RequestError(
+            f"{name} is damaged: {in_a_sentence(error)}.", code="invalid_value"
+        ) from None
 
 
 def _decompressed(raw: io.BufferedReader, name: str) -> io.BufferedReader:

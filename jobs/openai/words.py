@@ -10,3 +10,8 @@ def one_line(error: BaseException) -> str:
     """The first non-empty line of an error's message, or its type when it has none."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
+
+
+def in_a_sentence(error: BaseException) -> str:
+    """Gives what an error says as a part of a sentence: other libraries' end with a full stop."""
+    return str(error).rstrip(".")

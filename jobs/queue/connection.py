@@ -21,10 +21,10 @@ from redis.exceptions import (
 from redis.sentinel import SentinelConnectionPool
 
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError
+from mlx_rq.jobs.openai.words import in_a_sentence
 from mlx_rq.jobs.queue import sentinel
 from mlx_rq.jobs.queue.discovery import embedded_url
 from mlx_rq.jobs.queue.local_network import permission_hint
-from mlx_rq.jobs.queue.retry import in_a_sentence
 from mlx_rq.jobs.queue.sentinel import (
     async_sentinel_client,
     sentinel_address,
@@ -184,7 +184,7 @@ def reachable(connection: Redis) -> Iterator[None]:
             f"Start one with `mlx-rq up`, or point {URL_VARIABLE} to yours."
         ) from error
     except ResponseError as error:  # out of memory, read-only replica, not permitted
-        reason = str(error)
+        reason = f"{in_a_sentence(error)}."
         if isinstance(error, ClusterError | MovedError) or "CROSSSLOT" in reason:
             reason = CLUSTER
         raise RedisUnavailable(f"Redis at {address(connection)} refused: {reason}") from error

@@ -13,11 +13,6 @@ RETRY_SECONDS = 1.0
 """Redis is left alone for so long after it failed: an attempt may take its whole timeout."""
 
 
-def in_a_sentence(error: Exception) -> str:
-    """Gives what an error says as a part of a sentence: some of Redis' end with a full stop."""
-    return str(error).rstrip(".")
-
-
 class RedisRetry:
     """Whether Redis can be reached, as far as one thread knows.
 

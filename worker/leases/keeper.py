@@ -17,8 +17,9 @@ from redis import Redis
 from redis.client import Pipeline
 from rq import Queue
 
+from mlx_rq.jobs.openai.words import in_a_sentence
 from mlx_rq.jobs.queue import keys, reading
-from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry, in_a_sentence
+from mlx_rq.jobs.queue.retry import RETRY_SECONDS, RedisRetry
 from mlx_rq.jobs.queue.scripts import by_name
 from mlx_rq.jobs.queue.workers import live_workers, remember_served
 from mlx_rq.worker.leases.claim import ClaimedJob

@@ -19,8 +19,8 @@ from types import FrameType
 
 from redis import Redis
 
-from mlx_rq.jobs.openai.words import counted
-from mlx_rq.jobs.queue.retry import RedisRetry, in_a_sentence
+from mlx_rq.jobs.openai.words import counted, in_a_sentence
+from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.worker.leases.name import NameLease, new_holder
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
 from mlx_rq.worker.options import WorkerOptions

@@ -39,6 +39,18 @@ def split(
     )
 
 
+def test_what_a_parser_of_another_library_says_stands_in_a_sentence() -> None:
+    with pytest.raises(ParseFault) as told:
+        split_calls(
+            *("<tool_call>x</tool_call>", "<tool_call>", "</tool_call>"),
+            qwen3_coder.parse_tool_call,
+            finished=True,
+            names=["f"],
+            argument=JSON_STRING,
+        )
+    assert str(told.value) == "the call cannot be read: No function provided"
+
+
 @given(reasoning=plain, rest=plain)
 def test_reasoning_is_what_stands_before_its_end(reasoning: str, rest: str) -> None:
     expected = (reasoning.strip(), rest.lstrip())
