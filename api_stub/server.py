@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import HANDLED_SIGNALS
 
 from mlx_rq.api_stub.app import create_app
 from mlx_rq.api_stub.connections import Bounds, LimitedProtocol, LimitedState, bounds
 from mlx_rq.api_stub.settings import Settings, check_binding
+from mlx_rq.signals import handling
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -66,6 +71,14 @@ class StoppableServer(uvicorn.Server):
         elif (now := loop.time()) >= self._silent_until:
             self._silent_until = now + _TOLD_SECONDS
             logger.error("no connection can be taken in for now: %s", context.get("exception"))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Called around the run. uvicorn would also hear what this process is to ignore."""
+        with handling(self.handle_exit, *HANDLED_SIGNALS):
+            yield
+        for captured in reversed(self._captured_signals):
+            signal.raise_signal(captured)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal: stops listening, and lets go who waits."""

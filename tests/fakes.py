@@ -3,6 +3,7 @@
 Redis is never faked: every test that needs one gets a real valkey-server (see `conftest.py`).
 """
 
+import signal
 import socket
 import threading
 import time
@@ -374,6 +375,16 @@ def until_idle(connection: Redis) -> None:
         ),
         "an idle worker",
     )
+
+
+@contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Ignores a signal here, and in processes that are started meanwhile."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def free_port() -> int:

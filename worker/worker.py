@@ -15,7 +15,6 @@ Leases are renewed by a thread of their own; RQ's pubsub thread brings cancellat
 
 import logging
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -30,6 +29,7 @@ from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.jobs.openai.words import counted, in_a_sentence
 from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.signals import heeded
 from mlx_rq.worker.held import HeldJobs
 from mlx_rq.worker.intake import Intake
 from mlx_rq.worker.integrity import IntegrityChecks
@@ -179,9 +179,8 @@ class MLXWorker(RQRegistration):
         Returns how many jobs it ended. Raises NameTaken.
         """
         self.sign_on(self._name)
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, heard_once(self.request_stop))
+        for number in heeded(signal.SIGINT, signal.SIGTERM):  # to the end of the process
+            signal.signal(number, heard_once(self.request_stop))
         self._leases.renew()
         self._in_flight.say(())  # that nothing is: a missing record says less
         self._leases.start()

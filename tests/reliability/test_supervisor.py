@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from checks import all_answered, attempts_lost
-from fakes import PATIENCE, FakeEngine, eventually, until_idle, worker_in_thread
+from fakes import PATIENCE, FakeEngine, eventually, ignored, until_idle, worker_in_thread
 from harness import Program, StartProgram
 from redis import Redis
+from rq.command import send_shutdown_command
 
 from mlx_rq import submit, submit_many
 from mlx_rq.worker import worker as worker_module
@@ -35,6 +36,20 @@ def test_a_worker_that_hangs_is_killed_and_started_again(
     # it was no fault of memory
     assert not program.said("log it may have been memory")
     eventually(lambda: job.status() == "failed")
+
+
+@pytest.mark.parametrize("role", ["supervise", "work"])
+def test_one_in_the_background_of_a_script_is_stopped_by_rq_and_not_by_ctrl_c(
+    start: StartProgram, connection: Redis, redis_url: str, role: str
+) -> None:
+    with ignored(signal.SIGINT):  # as a shell does there
+        program = start(role)
+    program.until("ready")
+    program.process.send_signal(signal.SIGINT)
+    for _ in range(3):
+        all_answered(submit_many([{"prompt": "answer"}]))
+    send_shutdown_command(connection, "child")
+    assert program.wait() == 0
 
 
 def test_a_worker_that_hangs_at_its_very_first_job_is_killed_too(

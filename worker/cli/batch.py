@@ -23,6 +23,7 @@ from mlx_rq.jobs.batch.state import State, open_state
 from mlx_rq.jobs.batch.tally import Tally
 from mlx_rq.jobs.openai.errors import RedisUnavailable, RequestError, error_object
 from mlx_rq.jobs.queue.options import BATCH_PRIORITY
+from mlx_rq.signals import handling
 from mlx_rq.worker.cli.batch_end import telling, telling_options
 from mlx_rq.worker.cli.batch_files import (
     PIPE,
@@ -176,14 +177,8 @@ def _stopping(batch: Batch) -> Iterator[None]:
         told = True
         batch.stop()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    hear = heard_once(stop)
-    before = {signum: signal.signal(signum, hear) for signum in numbers}
-    try:
+    with handling(heard_once(stop), signal.SIGINT, signal.SIGTERM):
         yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _check_outputs(input_name: str, output: str | None, options: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mlx_rq.signals import handling
 from mlx_rq.worker.process.heard_once import heard_once
 
 INTERRUPTED = 130
@@ -34,18 +35,8 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(signum, signal.SIG_IGN)
         raise ToldToStop
 
-    # One that is ignored (nohup) stays so.
-    numbers = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, heard_once(stop)) for number in numbers}
-    try:
+    with handling(heard_once(stop), signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """A worker among RQ's: its name in RQ's lists, and the thread that listens for RQ's commands."""
 
 import logging
+import os
+import signal
 import time
 from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import RedisError
+from rq.command import parse_payload
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
@@ -88,6 +91,14 @@ class RQRegistration(BaseWorker):
         with suppress(RedisError):
             history = self.connection.info("replication").get("master_replid", "")
         return f"{data_set}/{history}" != job.lease.data_set
+
+    def handle_payload(self, message: Any) -> None:
+        """Called with RQ's commands."""
+        # RQ's own shutdown is a SIGINT, which is ignored in the background of a script.
+        if parse_payload(message)["command"] == "shutdown":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            super().handle_payload(message)  # type: ignore[no-untyped-call]
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Goes on listening for commands; RQ would not after a timeout."""

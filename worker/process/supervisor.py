@@ -21,6 +21,7 @@ from redis import Redis
 
 from mlx_rq.jobs.openai.words import counted, in_a_sentence
 from mlx_rq.jobs.queue.retry import RedisRetry
+from mlx_rq.signals import handling
 from mlx_rq.worker.leases.name import NameLease, new_holder
 from mlx_rq.worker.leases.recovery import reap, reap_dead_of_this_machine
 from mlx_rq.worker.options import WorkerOptions
@@ -136,15 +137,8 @@ class Supervisor:
 
         A worker that dies on the way is started again.
         """
-        before = {
-            number: signal.signal(number, self._forward)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
+        with handling(self._forward, signal.SIGINT, signal.SIGTERM):
             return self._run()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _run(self) -> int:
         self._until_redis_answers(self._reap_others)

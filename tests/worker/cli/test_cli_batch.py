@@ -30,7 +30,7 @@ from batch_helpers import (
     write_jsonl,
 )
 from click.testing import CliRunner, Result
-from fakes import CASES, FakeEngine, StartWorker, eventually, failure
+from fakes import CASES, FakeEngine, StartWorker, eventually, failure, ignored
 from models import small_folder
 from redis import Redis
 
@@ -187,6 +187,21 @@ class TestStopped:
         )
         engine.release()
         assert start_batch(source, "-o", output).end()[0] == 0
+        assert contents(output) == echoes(ROWS)
+
+    def test_in_the_background_of_a_script_it_goes_on_when_ctrl_c_ends_what_is_in_front(
+        self, tmp_path: Path, source: Path, start_worker: StartWorker, start_batch: StartBatch
+    ) -> None:
+        engine = PacedEngine()
+        start_worker(engine)
+        output = tmp_path / "out.jsonl"
+        with ignored(signal.SIGINT):  # as a shell does there
+            process = start_batch(source, "-o", output)
+        engine.let_go(20)
+        process.wait_for_lines(output, 20)
+        process.send(signal.SIGINT)
+        engine.release()
+        assert process.end()[0] == 0
         assert contents(output) == echoes(ROWS)
 
     def test_answers_that_came_before_an_earlier_line_s_are_in_the_output_and_counted(

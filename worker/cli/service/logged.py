@@ -4,9 +4,12 @@ import logging
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import closing
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
+
+from mlx_rq.signals import handling
 
 _MOST_BYTES = 10_000_000
 _KEPT = 5
@@ -28,8 +31,7 @@ def run_logged(program: Sequence[str], log: Path, most_bytes: int = _MOST_BYTES)
             process.terminate()
 
     # Before the program starts: a signal that came in between would end this process alone.
-    before = {one: signal.signal(one, hand_on) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with closing(handler), handling(hand_on, signal.SIGTERM, signal.SIGINT):
         process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if told:
             process.terminate()
@@ -38,7 +40,3 @@ def run_logged(program: Sequence[str], log: Path, most_bytes: int = _MOST_BYTES)
             text = line.decode(errors="replace").rstrip("\n")
             handler.emit(logging.makeLogRecord({"msg": text}))
         return process.wait()
-    finally:
-        for number, how in before.items():
-            signal.signal(number, how)
-        handler.close()
