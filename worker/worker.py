@@ -151,7 +151,9 @@ class MLXWorker(RQRegistration):
             recover=self.claims.queues,
             name=self._name,
         )
-        self._live = LiveReport(engine, connection, self.name, ended=lambda: self._outbox.ended)
+        self._live = LiveReport(
+            engine, connection, self.name, held=self._held, ended=lambda: self._outbox.ended
+        )
 
     def describe(self) -> dict[str, Any]:
         """What this worker says of itself to `mlx-rq status` and to producers."""

@@ -39,7 +39,10 @@ def status(connection: Redis) -> dict[str, Any]:
     now = redis_time(connection)
     for queue in queues:
         name = keys.queue_name(queue["model"], queue["priority"])
-        queue["oldest_seconds"] = _oldest(connection, name, now) if queue["queued"] else None
+        since = [one["waiting_since"][name] for one in workers if name in one["waiting_since"]]
+        if queue["queued"] and (first := _oldest_in(connection, name)) is not None:
+            since.append(first)
+        queue["oldest_seconds"] = round(max(0.0, now - min(since)), 1) if since else None
         queue["eta_seconds"] = eta(queue, queues, workers)
     return {
         "version": VERSION,
@@ -94,8 +97,8 @@ def sharing(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _oldest(connection: Redis, queue_name: str, now: float) -> float | None:
-    """Says how long the first job that waits has waited; None where that is not found soon."""
+def _oldest_in(connection: Redis, queue_name: str) -> float | None:
+    """Says when the first job that waits in a queue was submitted; None if it is not found soon."""
     name = f"{Queue.redis_queue_namespace_prefix}{queue_name}"
     for start in range(0, _LOOKED_AT, _CHUNK):
         entries = reading.ask(connection.lrange, name, start, start + _CHUNK - 1)
@@ -111,7 +114,7 @@ def _oldest(connection: Redis, queue_name: str, now: float) -> float | None:
                 continue
             since = read_meta(fields[1]).get("submitted_at")
             if (at := reading.number(since, 0, reading.MAX_UNIX_TIME)) is not None:
-                return round(max(0.0, now - at), 1)
+                return at
     return None
 
 

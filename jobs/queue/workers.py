@@ -83,13 +83,18 @@ class WorkerRates(_Lenient):
 
 
 class WorkerLive(_Lenient):
-    """What a worker says every second (`LiveReport`): `rows` are tokens so far, by job."""
+    """What a worker says every second (`LiveReport`).
+
+    `rows` are tokens so far, by job; `waiting_since` is the Unix time at which the oldest job that
+    waits in it was submitted, by queue.
+    """
 
     running: Count | None = None
     waiting: Count | None = None
     ended: Count | None = None
     rates: WorkerRates = Field(default_factory=WorkerRates)
     rows: dict[str, Count] = Field(default_factory=dict)
+    waiting_since: dict[str, Seconds] = Field(default_factory=dict)
 
 
 ModelState = Literal["loaded", "loading", "can_be_loaded", "failed"]

@@ -57,6 +57,26 @@ def test_the_oldest_is_the_first_that_still_waits(redis_url: str, connection: Re
     assert 99 <= seen["oldest_seconds"] < 160
 
 
+def test_the_oldest_may_wait_in_a_worker(
+    redis_url: str, connection: Redis, start_worker: StartWorker
+) -> None:
+    engine = FakeEngine("m", capacity=1, hold=True)
+    jobs = [submit(messages=HI, model="m") for _ in range(3)]
+    for job, age in zip(jobs, (500, 100, 50), strict=True):
+        meta = b'{"submitted_at":%f}' % (connection.time()[0] - age)
+        connection.hset(RQJob.key_for(job.id), "meta", meta)
+
+    def oldest() -> float:
+        (queue,) = status(connection)["queues"]
+        return queue["oldest_seconds"] or 0.0
+
+    start_worker(engine)
+    engine.wait_for_tasks(3)
+    eventually(lambda: 99 <= oldest() < 160, "the age of the first that has not begun")
+    engine.release(jobs[0].id, jobs[1].id)
+    eventually(lambda: oldest() == 0, "nothing waits")
+
+
 def test_rows_and_failures_are_named(
     redis_url: str, connection: Redis, start_worker: StartWorker
 ) -> None:
@@ -96,7 +116,8 @@ def test_records_that_are_spoilt_spoil_nothing_else(
     connection.set(keys.worker("w"), '{"serves": ["m"], "running": 3}')
     connection.set(
         keys.live("w"),
-        '{"running": "x", "rates": {"now": 7, "jobs_at_work": "x"}, "rows": {"a": "b"}}',
+        '{"running": "x", "rates": {"now": 7, "jobs_at_work": "x"}, "rows": {"a": "b"}, '
+        '"waiting_since": {"a": "b"}}',
     )
     connection.set(RQJob.key_for(job.id), "no hash")
     seen = status(connection)
