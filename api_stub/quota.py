@@ -16,13 +16,13 @@ from typing import Any
 from redis import Redis
 
 from mlx_rq.api_stub.middleware import rate_limited
-from mlx_rq.jobs.client.job import ended_among
 from mlx_rq.jobs.openai.priority import PRIORITIES
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.backlog import waiting_in
 from mlx_rq.jobs.queue.clock import redis_time
 from mlx_rq.jobs.queue.options import STORED_TTL
+from mlx_rq.jobs.queue.record import ended_among
 from mlx_rq.jobs.queue.scripts import tolerant_script
 
 FULL_SECONDS = 30.0

@@ -10,9 +10,8 @@ from redis import Redis
 from rq.job import Job as RQJob
 
 from mlx_rq import Job
-from mlx_rq.jobs.client.job import ended_among
 from mlx_rq.jobs.queue import keys, reading
-from mlx_rq.jobs.queue.record import read_outcome
+from mlx_rq.jobs.queue.record import ended_among, read_outcome
 
 FAULTS = (
     *("undone", "overwritten", "false dead letters", "wrong answers", "no end"),

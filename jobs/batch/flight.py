@@ -19,7 +19,7 @@ from mlx_rq.jobs.batch.lines import Line, prepare_line
 from mlx_rq.jobs.batch.lookup import decoding_among, note_of, result_of, submitted_before
 from mlx_rq.jobs.batch.records import Ended
 from mlx_rq.jobs.client.conversation import with_history
-from mlx_rq.jobs.client.job import Job, ended_among
+from mlx_rq.jobs.client.job import Job
 from mlx_rq.jobs.openai.answers import Usage, usage_of
 from mlx_rq.jobs.openai.errors import QueueFull, RequestError
 from mlx_rq.jobs.queue import keys, reading
@@ -28,6 +28,7 @@ from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.enqueue import JOBS_PER_STEP, enqueue
 from mlx_rq.jobs.queue.options import JobOptions
 from mlx_rq.jobs.queue.prepare import Prepared
+from mlx_rq.jobs.queue.record import ended_among
 from mlx_rq.jobs.queue.results import read_result
 from mlx_rq.jobs.queue.retry import RedisRetry
 from mlx_rq.jobs.queue.trace import note_fetched

@@ -31,8 +31,7 @@ from mlx_rq.jobs.queue.options import MAX_SECONDS, invalid_option
 from mlx_rq.jobs.queue.payload import Payload, read_payload
 from mlx_rq.jobs.queue.record import (
     JobRecord,
-    ask_for_ends,
-    ends_in,
+    ended_among,
     read_outcome,
     read_record,
 )
@@ -317,14 +316,3 @@ def _await_entry(connection: Redis, stream: str, position: bytes, seconds: float
     if streams is reading.WRONG_TYPE:
         time.sleep(min(seconds, reading.PAUSE_SECONDS))
     return streams
-
-
-def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
-    """Picks the jobs that have ended, or are gone, a thousand a round trip."""
-    ended: list[str] = []
-    for start in range(0, len(job_ids), chunk):
-        some = job_ids[start : start + chunk]
-        with connection.pipeline(transaction=False) as pipe:
-            ask_for_ends(pipe, some)
-            ended += ends_in(some, reading.ask_all(pipe))
-    return ended

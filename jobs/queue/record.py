@@ -56,6 +56,17 @@ def read_record(connection: Redis, job_id: str) -> JobRecord | None:
     return JobRecord(status, origin, created_at, started_at, ended_at, worker)
 
 
+def ended_among(connection: Redis, job_ids: list[str], chunk: int = 1000) -> list[str]:
+    """Picks the jobs that have ended, or are gone, a thousand a round trip."""
+    ended: list[str] = []
+    for start in range(0, len(job_ids), chunk):
+        some = job_ids[start : start + chunk]
+        with connection.pipeline(transaction=False) as pipe:
+            ask_for_ends(pipe, some)
+            ended += ends_in(some, reading.ask_all(pipe))
+    return ended
+
+
 def ask_for_ends(pipe: Any, job_ids: Iterable[str]) -> None:
     """Lets a pipeline ask what `ends_in` reads of each of some jobs."""
     for job_id in job_ids:
