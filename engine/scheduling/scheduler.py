@@ -3,7 +3,8 @@
 All sequences that wait are planned together (`rolling_plan.py`): one that comes late still joins
 the others of its prefix. A sequence that has waited too long goes before all others of its
 priority, however lonely its prefix is. So do a few that share nothing of their own with others:
-nothing is computed twice for it.
+nothing is computed twice for it. They go before those that waited too long, too: of a large window,
+that is nearly all.
 """
 
 from collections import Counter, deque
@@ -17,7 +18,10 @@ from mlx_rq.engine.scheduling.rolling_plan import RollingPlan
 from mlx_rq.engine.scheduling.sequence import TokenSequence
 
 _FEW = 8
-"""Lone sequences go first as long as they are at most this part (1/8) of those that wait."""
+"""Lone sequences go first as long as they are at most this part (1/8) of those that wait; before
+those that are overdue, as long as they are at most this part of those that are taken."""
+_CREDIT = 8 * _FEW
+"""For that, each that is taken gives one credit, up to so many, and a lone one costs `_FEW`."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class WaitingBatch:
     urgency: Urgency
     lone: bool = False
     """Whether they are a few of many, and share no prefix but those that lead to longer ones."""
+    first: bool = False
+    """Whether they go before others that are overdue, and are not so themselves."""
 
 
 class Scheduler:
@@ -48,6 +54,7 @@ class Scheduler:
         self._batches: deque[WaitingBatch] = deque()
         self._serving: tuple[Key, ...] = ()  # the prefixes of the last head
         self._plan_again = False
+        self._credit = 0  # below that, lone sequences go after those that are overdue
         self._patient: list[tuple[float, int]] = []  # a heap: since when they wait, the numbers
 
     def __len__(self) -> int:
@@ -118,6 +125,8 @@ class Scheduler:
     def take(self, sequence: TokenSequence) -> list[TokenSequence]:
         """Takes out the first sequence of the head; returns its duplicates, out with it."""
         self._batches[0].sequences.remove(sequence)
+        cost = _FEW if self._batches[0].first else 0
+        self._credit = max(-_CREDIT, min(self._credit + 1 - cost, _CREDIT))
         duplicates = self._named(self._rolling.take(self._numbers[sequence]))
         for taken in (sequence, *duplicates):
             del self._sequences[self._numbers.pop(taken)]
@@ -136,6 +145,7 @@ class Scheduler:
             for batch in self._rolling.order()
         ]
         self._mark_lone(batches)
+        self._mark_first(batches)
         self._batches = deque(sorted(batches, key=self._turn))
         self._plan_again = False
 
@@ -159,14 +169,24 @@ class Scheduler:
             for batch in lone:
                 batch.lone = True
 
-    def _turn(self, batch: WaitingBatch) -> tuple[Urgency, bool, int]:
+    def _mark_first(self, batches: Sequence[WaitingBatch]) -> None:
+        """Marks the lone batches that go before what is overdue, as many as there is credit for."""
+        in_time = [batch for batch in batches if batch.urgency[1]]
+        credit = self._credit
+        for batch in in_time if len(in_time) < len(batches) else ():
+            if batch.lone and credit >= 0:
+                batch.first = True
+                credit -= (_FEW - 1) * len(batch.sequences)
+
+    def _turn(self, batch: WaitingBatch) -> tuple[int, bool, bool, bool, int]:
         """Sorts lone sequences first, then what stands on the prefixes in work.
 
         So no prefix is put aside half done. The plan's own order, which is depth first, stays among
         the others.
         """
         shared = sum(a == b for a, b in zip(batch.prefixes, self._serving, strict=False))
-        return batch.urgency, not batch.lone, -shared
+        priority, in_time = batch.urgency
+        return priority, not batch.first, in_time, not batch.lone, -shared
 
 
 def as_planned(sequence: TokenSequence) -> PlannedSequence:

@@ -112,6 +112,22 @@ def test_a_lone_sequence_among_many_goes_first_and_puts_no_prefix_aside() -> Non
     assert head.prefixes == (key_of([9] * 40),)
 
 
+def test_a_lone_sequence_goes_before_those_that_waited_too_long_one_of_eight_times() -> None:
+    waiting = scheduler()
+    add(waiting, sequences([body for prefix in range(5, 15) for body in asking(prefix, 8)]))
+    lone: list[bool] = []
+    for number in range(32):
+        if number == 0 or lone[-1]:  # whenever one was taken, the next one comes
+            add(waiting, sequences([{"prompt": [200 + number] * 20, "max_tokens": 1}], now=31.0))
+        else:  # another one, and all is planned again
+            add(waiting, sequences(asking(5, 1), now=31.0))
+        head = waiting.head(31.0)
+        assert head is not None
+        lone.append(head.sequences[0].tokens[0] >= 200)
+        waiting.take(head.sequences[0])
+    assert lone == [True, *[False] * 7] * 4
+
+
 def test_where_many_are_lone_they_have_no_right_of_way() -> None:
     waiting = scheduler()
     add(waiting, sequences(asking(9, 4, max_tokens=50)))
