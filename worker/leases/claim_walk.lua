@@ -159,8 +159,8 @@ local function walk(queue, list, registry)
   local backlog, before = backlog_of(list), #claimed
   close_in_time(backlog)
   look_through(list, backlog)
-  take_returned(queue, list, registry, backlog)
   take_newcomers(queue, list, registry, backlog)
+  take_returned(queue, list, registry, backlog)
   if redis.call('EXISTS', backlog.round) == 0 then next_round(backlog) end
   local from, dropped, stopped = place(backlog), 0, false
   while not has_enough() and dropped < DROPPED and not stopped do

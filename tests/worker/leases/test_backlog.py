@@ -161,6 +161,14 @@ class TestLoneJobsAmongBulk:
         submit_many(question(1000 + number // 4, number % 4) for number in range(40))
         assert places_of(lone, claims, limit, most=2) == [0]
 
+    def test_though_much_was_given_back_which_goes_before_all_else(self, claims: Claims) -> None:
+        returned = claims.take(WINDOW)
+        claims.hand_back(returned)
+        lone = {self.ask(f"What is {number}?").id for number in range(40)}
+        taken = [job.id for job in claims.take(16)]
+        assert lone.isdisjoint(taken[2:])
+        assert taken[2:] == [job.id for job in returned[:14]]
+
     def test_two_of_the_same_go_together(self, claims: Claims) -> None:
         lone = [self.ask("What is the time?"), self.ask("What is the time?")]
         assert places_of(lone, claims, limit=16, most=1) == [0, 0]
