@@ -18,6 +18,7 @@ class Task:
 
     A smaller `rank` is generated first. `submitted_at` is Unix time, None where nobody knows.
     `model` is the name by which it is asked for: it tells adapters that are mixed from each other.
+    `others_follow` says that others are to come that begin like it.
     """
 
     id: str
@@ -25,6 +26,7 @@ class Task:
     rank: int = 0
     submitted_at: float | None = None
     model: str = ""
+    others_follow: bool = False
 
 
 class Steps(NamedTuple):

@@ -35,7 +35,7 @@ def task_of(job: ClaimedJob) -> Task:
     payload = read_payload(job.data)
     request = validate(payload.kind, payload.body)
     model, _ = keys.model_and_priority(job.queue_name)
-    return Task(job.id, request, job.rank, job.submitted_at, model)
+    return Task(job.id, request, job.rank, job.submitted_at, model, job.others_follow)
 
 
 def waiting_requests(connection: Redis, models: Iterable[str]) -> list[JobRequest]:

@@ -42,6 +42,7 @@ def sequences_of(
             sequence = _sequence(task, request, model, output_format, params, prompt, index, budget)
             sequence.prompt_index, sequence.score, sequence.since = prompt_index, score, now
             sequence.prompt_key, sequence.sampler.adapter = key, adapter
+            sequence.others_follow = task.others_follow
             sequences.append(sequence)
     return sequences
 

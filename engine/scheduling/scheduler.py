@@ -32,7 +32,8 @@ class WaitingBatch:
     sequences: deque[TokenSequence]
     urgency: Urgency
     lone: bool = False
-    """Whether they are a few of many, and share no prefix but those that lead to longer ones."""
+    """Whether they are a few of many, and share no prefix but those that lead to longer ones, also
+    with what is to come."""
     first: bool = False
     """Whether they go before others that are overdue, and are not so themselves."""
 
@@ -167,7 +168,7 @@ class Scheduler:
         count = sum(len(batch.sequences) for batch in batches)
         if _FEW * sum(len(batch.sequences) for batch in lone) <= count:
             for batch in lone:
-                batch.lone = True
+                batch.lone = not any(sequence.others_follow for sequence in batch.sequences)
 
     def _mark_first(self, batches: Sequence[WaitingBatch]) -> None:
         """Marks the lone batches that go before what is overdue, as many as there is credit for."""

@@ -47,6 +47,8 @@ class TokenSequence:
     """One for each token of the text, for sequences that ask."""
     prompt_key: Key = b""
     """The prompt as a key. Made once: plan after plan asks for it."""
+    others_follow: bool = False
+    """Whether others are to come that begin like it."""
     since: float = 0.0
     """When it came in (seconds of the engine's clock)."""
     admitted_at: float | None = None

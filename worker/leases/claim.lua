@@ -22,7 +22,8 @@
 -- whether there is more to look through before nothing is known to wait (1 or 0)}.
 -- Of a claimed job: {queue number, job id, execution id, data, meta, result_ttl, how many attempts it
 -- may have, how many were lost, whether it is a suspect (1 or 0), the id of the data set, whether a
--- worker died that was reading it (1 or 0)}.
+-- worker died that was reading it (1 or 0), whether others that begin like it still wait (1 or 0;
+-- known of the last one of a queue)}.
 
 -- Entries that one claim takes out of lists, at most, because their jobs do not wait any more.
 local SWEPT = 1024
@@ -171,9 +172,19 @@ local function take(queue, list, registry)
   return false
 end
 
+-- Where a claim ends amid jobs that begin alike, the last one is not as lone as it looks.
+local function note_if_others_follow(list)
+  if group_of(last_member) ~= '' and #alike(backlog_of(list), last_member, 1) > 0 then
+    claimed[#claimed][12] = 1
+  end
+end
+
 for queue = 1, (#KEYS - 1) / 2 do
   if has_enough() then break end
-  if take(queue, KEYS[2 * queue - 1], KEYS[2 * queue]) then break end
+  local list, before = KEYS[2 * queue - 1], #claimed
+  local stop = take(queue, list, KEYS[2 * queue])
+  if #claimed > before then note_if_others_follow(list) end
+  if stop then break end
 end
 if #claimed > 0 then redis.call('EXPIRE', worker_executions, kept(given.lease)) end
 return {claimed, lost, gone, (more or swept >= SWEPT) and 1 or 0}

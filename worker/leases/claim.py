@@ -63,6 +63,8 @@ class ClaimedJob:
     """Whether several workers died with it in flight: nothing else is generated beside it then."""
     lost_in_reading: bool = False
     """Whether a worker died while it read this job together with others."""
+    others_follow: bool = False
+    """Whether the claim ended amid jobs that begin alike, of which this is one."""
     stream: bool = False
     """Whether its text is to be published while it is generated."""
     submitted_at: float | None = None
@@ -189,7 +191,7 @@ class Claims:
         self, entry: Sequence[Any], queues: Sequence[Queue], started_at: datetime, claimed_at: float
     ) -> ClaimedJob:
         number, job_id, execution_id, data, meta_text, ttl, most, *more = entry
-        lost, suspect, data_set, lost_in_reading = more
+        lost, suspect, data_set, lost_in_reading, others_follow = more
         lease = Lease(
             execution_id.decode(),
             self._worker_name,
@@ -211,6 +213,7 @@ class Claims:
             lease=lease,
             suspect=bool(suspect),
             lost_in_reading=bool(lost_in_reading),
+            others_follow=bool(others_follow),
             stream=meta.get("stream") is True,
             submitted_at=reading.number(meta.get("submitted_at"), 0, reading.MAX_UNIX_TIME),
             claimed_at=claimed_at,

@@ -15,6 +15,7 @@ local function data_set()
 end
 local worker_executions = KEYS[#KEYS]
 local claimed, claimed_bytes, owned = {}, 0, {}
+local last_member -- of the backlog: that of the job which was claimed last
 -- Whether a part was left, for want of time, of what may hide jobs that wait.
 local more = false
 
@@ -105,6 +106,7 @@ local function claim(queue, registry, job)
   local fields = redis.call('HMGET', key, 'data', 'meta', 'result_ttl', 'lost_in_reading')
   claimed_bytes = claimed_bytes + #(fields[1] or '')
   claimed[#claimed + 1] = {queue, job.id, execution, fields[1], fields[2], fields[3],
-    job.attempts, job.lost, job.suspect and 1 or 0, data_set(), fields[4] and 1 or 0}
+    job.attempts, job.lost, job.suspect and 1 or 0, data_set(), fields[4] and 1 or 0, 0}
+  last_member = member_of(job.path, job.id)
   own(job.prefix)
 end

@@ -128,6 +128,18 @@ def test_a_lone_sequence_goes_before_those_that_waited_too_long_one_of_eight_tim
     assert lone == [True, *[False] * 7] * 4
 
 
+def test_one_that_others_are_to_follow_is_not_lone() -> None:
+    waiting = scheduler()
+    add(waiting, sequences(asking(7, 12)))
+    (first,) = lonely()
+    first.others_follow = True
+    waiting.add(first)
+
+    head = waiting.head(0.0)
+    assert head is not None
+    assert head.prefixes == (key_of([7] * 40),)
+
+
 def test_where_many_are_lone_they_have_no_right_of_way() -> None:
     waiting = scheduler()
     add(waiting, sequences(asking(9, 4, max_tokens=50)))

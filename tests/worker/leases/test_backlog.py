@@ -198,6 +198,17 @@ class TestLoneJobsAmongBulk:
         assert places_of([first], claims, limit=16, most=1) == []
 
 
+@pytest.mark.parametrize("documents", [10, 80], ids=["in a short queue", "in a long one"])
+def test_a_claim_that_ends_amid_jobs_that_begin_alike_says_so(
+    redis_url: str, connection: Redis, documents: int
+) -> None:
+    submit_many(question(d, q) for d in range(documents) for q in range(7))
+    claims = claims_of(connection)
+    for limit, follow in ((8, True), (6, False), (1, True), (6, False)):
+        assert [job.others_follow for job in claims.take(limit)] == [*[False] * (limit - 1), follow]
+    assert not drain(claims)[-1].others_follow
+
+
 def test_what_comes_after_a_round_has_closed_waits_for_the_next(
     redis_url: str, connection: Redis
 ) -> None:
