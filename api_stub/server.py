@@ -16,7 +16,7 @@ from uvicorn.server import HANDLED_SIGNALS
 from mlx_rq.api_stub.app import create_app
 from mlx_rq.api_stub.connections import Bounds, LimitedProtocol, LimitedState, bounds
 from mlx_rq.api_stub.settings import Settings, check_binding
-from mlx_rq.signals import handling
+from mlx_rq.signals import handling, heeded
 
 logger = logging.getLogger("mlx_rq.api_stub")
 
@@ -75,10 +75,12 @@ class StoppableServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Called around the run. uvicorn would also hear what this process is to ignore."""
-        with handling(self.handle_exit, *HANDLED_SIGNALS):
+        heard = heeded(*HANDLED_SIGNALS)
+        with handling(self.handle_exit, *heard):
             yield
         for captured in reversed(self._captured_signals):
-            signal.raise_signal(captured)
+            if captured in heard:  # none in a thread, where somebody calls `handle_exit`
+                signal.raise_signal(captured)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal: stops listening, and lets go who waits."""
