@@ -95,10 +95,10 @@ class HeldJobs:
                 logger.error("job %s: the engine has forgotten it", job.id)
                 self._outbox.put([(job, no_answer(job.id))])
 
-    def cancel(self, execution_id: str) -> None:
-        """Somebody cancelled a job. May be called from any thread."""
+    def cancel(self, name: str) -> None:
+        """Somebody cancelled a job, by its id or its execution's. May be called from any thread."""
         for job in self:
-            if job.lease.execution_id == execution_id:
+            if name in (job.id, job.lease.execution_id):
                 self._cancellations.cancel(job.id)
 
     def end_interrupted(self) -> None:

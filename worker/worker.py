@@ -288,7 +288,10 @@ class MLXWorker(RQRegistration):
         self.say_state(WorkerStatus.BUSY)
 
     def request_stop_execution(self, execution_id: str) -> None:
-        """Called by RQ's pubsub thread: somebody cancelled a job that is running here."""
+        """Called by RQ's pubsub thread: somebody cancelled a job that is running here.
+
+        RQ names it by its execution, or by its own id.
+        """
         self._held.cancel(execution_id)
 
     def _commit(self) -> None:

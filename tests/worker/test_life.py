@@ -22,7 +22,7 @@ from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from redis import Redis
-from rq.command import send_stop_execution_command
+from rq.command import send_stop_execution_command, send_stop_job_command
 from rq.job import Job as RQJob
 from rq.suspension import resume, suspend
 from rq.worker import BaseWorker
@@ -31,6 +31,7 @@ from mlx_rq import Job, JobFailed, as_completed, submit, submit_many
 from mlx_rq.engine.interface import DeviceExhausted
 from mlx_rq.jobs.queue import keys
 from mlx_rq.jobs.queue.overview import overview
+from mlx_rq.jobs.queue.payload import SERIALIZER
 from mlx_rq.jobs.queue.workers import live_workers, workers_for
 
 HI = [{"role": "user", "content": "Say hi."}]
@@ -374,15 +375,19 @@ class TestSuspension:
 
 
 class TestCancellation:
+    @pytest.mark.parametrize("by", ["its execution", "its id"])
     def test_rqs_own_stop_command_ends_a_running_job(
-        self, redis_url: str, start_worker: StartWorker, connection: Redis
+        self, redis_url: str, start_worker: StartWorker, connection: Redis, by: str
     ) -> None:
         worker = start_worker(FakeEngine(hold=True))
         job, other = submit_many([BODY] * 2)
         worker.engine.wait_for_tasks(2)
         (execution,) = connection.zrange(f"rq:executions:{job.id}", 0, -1)
 
-        send_stop_execution_command(connection, job.id, execution.decode())
+        if by == "its execution":
+            send_stop_execution_command(connection, job.id, execution.decode())
+        else:
+            send_stop_job_command(connection, job.id, serializer=SERIALIZER)
 
         with pytest.raises(JobFailed) as failed:
             job.result(PATIENCE)
@@ -403,6 +408,21 @@ class TestCancellation:
         worker = start_worker()
         worker.worker.request_stop_execution("none")
         assert submit(messages=HI).result(PATIENCE)["object"] == "chat.completion"
+
+    @pytest.mark.parametrize(
+        "said", [b"\xff", b"{", b"[]", b"{}", b'{"command": 3}', b'{"command": "stop-execution"}']
+    )
+    def test_is_heard_after_a_command_that_is_none(
+        self, redis_url: str, connection: Redis, start_worker: StartWorker, said: bytes
+    ) -> None:
+        worker = start_worker(FakeEngine(hold=True))
+        job = submit(messages=HI)
+        worker.engine.wait_for_tasks(1)
+        for command in (said, b'{"command": "kill-horse"}', b'{"command": "stop-job"}'):
+            assert connection.publish(f"rq:pubsub:{worker.worker.name}", command) == 1
+        assert worker.engine.cancelled == []
+        job.cancel()
+        eventually(lambda: worker.engine.cancelled == [job.id], "that the engine hears of it")
 
     def test_an_answer_that_comes_after_the_cancellation_is_discarded(
         self, redis_url: str, start_worker: StartWorker, connection: Redis

@@ -93,12 +93,20 @@ class RQRegistration(BaseWorker):
         return f"{data_set}/{history}" != job.lease.data_set
 
     def handle_payload(self, message: Any) -> None:
-        """Called with RQ's commands."""
-        # RQ's own shutdown is a SIGINT, which is ignored in the background of a script.
-        if parse_payload(message)["command"] == "shutdown":
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            super().handle_payload(message)  # type: ignore[no-untyped-call]
+        """Called with RQ's commands, by the thread that listens: no message may end it."""
+        try:
+            payload = parse_payload(message)
+            match payload["command"]:
+                case "shutdown":
+                    # RQ sends itself a SIGINT, which is ignored in the background of a script.
+                    os.kill(os.getpid(), signal.SIGTERM)
+                case "stop-job":  # RQ looks for the one job that it works on
+                    self.request_stop_execution(payload["job_id"])
+                case _:
+                    super().handle_payload(message)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            logger.warning("no command of RQ's: %.200r (%s)", message.get("data"), what)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Goes on listening for commands; RQ would not after a timeout."""
