@@ -13,6 +13,13 @@ from mlx_rq.jobs.queue.connection import connect, reachable
 from mlx_rq.jobs.queue.stream import Delta, follow, is_published
 from mlx_rq.worker.cli.common import print_json
 
+FOLLOW_OR_JSON = "--follow prints text as it comes, --json one object at the end: take one of them"
+
+
+def goes_on(job_id: str) -> str:
+    """What is said where somebody no longer waits."""
+    return f"Stopped waiting. The job goes on: `mlx-rq result {job_id}` has its answer."
+
 
 def print_result(response: dict[str, Any], as_json: bool) -> None:
     """Prints what each choice says, or with `as_json` the whole object."""

@@ -21,7 +21,7 @@ from mlx_rq.jobs.batch.tables import TemplatedRows, open_table
 from mlx_rq.jobs.batch.templates import ChatTemplate, Template
 from mlx_rq.jobs.openai.schema_types import response_format
 from mlx_rq.jobs.openai.validation import unique_keys
-from mlx_rq.worker.cli.jobs import parse_parameters
+from mlx_rq.worker.cli.submit import parse_parameters
 
 PIPE = "-"
 

@@ -35,6 +35,7 @@ from mlx_rq.worker.cli import (
     model,
     queue,
     serve,
+    submit,
     top,
     up,
     worker,
@@ -144,7 +145,7 @@ def main(context: click.Context, log_level: str) -> None:
 
 
 _RUNNING = (up, worker, serve, demo)
-_ASKING = (jobs, top, cancel, batch, queue)
+_ASKING = (submit, jobs, top, cancel, batch, queue)
 _SETTING_UP = (model, bench, config, completion, doctor, service, backup)
 
 for module in (*_RUNNING, *_ASKING, *_SETTING_UP):

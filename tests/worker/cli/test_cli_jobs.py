@@ -658,7 +658,7 @@ class TestCtrlC:
         def interrupt(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(f"mlx_rq.worker.cli.jobs.{what}", interrupt)
+        monkeypatch.setattr(f"mlx_rq.worker.cli.submit.{what}", interrupt)
         result = run("submit", "-", input="Hi")
         assert (result.exit_code, result.stdout, result.stderr) == (130, "", words)
 
