@@ -31,6 +31,9 @@ class Piece:
 
 
 _IDLE = Piece(jobs=256, nbytes=8 * 2**20)
+_IDLE_SHARED = Piece(jobs=64, nbytes=8 * 2**20)
+"""Where others share the queues, a worker claims next when it has done nearly all of this: a lone
+job that comes in between waits as long."""
 _AHEAD = Piece(jobs=64, nbytes=64 * 2**10)
 _HUNGRY = 16
 """Jobs that are claimed at once where less than a batch waits, however long that takes."""
@@ -79,7 +82,8 @@ class Window:
         if not self._filling or engine.waiting_tokens >= self._options.window_tokens:
             return _NOTHING
         if not engine.running:
-            return Piece(min(free, _IDLE.jobs), _IDLE.nbytes)
+            idle = _IDLE if alone else _IDLE_SHARED
+            return Piece(min(free, idle.jobs), idle.nbytes)
         jobs = max(_HUNGRY, self._ahead) if hungry else self._ahead
         return Piece(min(free, jobs), _AHEAD.nbytes)
 

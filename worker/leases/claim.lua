@@ -6,8 +6,9 @@
 --
 -- Where several workers share the queues, jobs that begin alike go to one of them: it has computed
 -- that beginning already. A worker takes jobs of the prefixes that it owns, then whole groups of
--- prefixes that nobody owns until it has enough. Others' jobs are left to them, unless one has
--- waited too long, or a batch full of them waits and this worker has nothing else to do.
+-- prefixes that nobody owns until it has enough; a few jobs that came alone go before all. Others'
+-- jobs are left to them, unless one has waited too long, or a batch full of them waits and this worker
+-- has nothing else to do.
 --
 -- That is for lists of up to `SHORT` entries. A longer backlog is claimed in the order of the prefix
 -- tree (`claim_walk.lua`); RQ's list then holds, until the round ends, what was taken out of its
@@ -110,6 +111,30 @@ local function take_group(queue, list, registry, group, most)
   group.jobs = {}
 end
 
+-- Takes some newcomers, of which nobody has computed the beginning, each with the few that begin like
+-- it; those without a prefix one by one, out of their group.
+local function take_some_newcomers(queue, list, registry, groups)
+  local places = math.ceil((given.limit - #claimed) / NEWCOMERS)
+  local most, is_newcomer = #claimed + math.min(places, given.enough), {}
+  for _, job_id in ipairs(attempt('LRANGE', backlog_of(list).newcomers, 0, -1) or {}) do
+    is_newcomer[job_id] = true
+  end
+  for _, group in ipairs(groups) do
+    if #claimed >= most then return end
+    if group.prefix == '' then
+      local newcomers, others = {}, {}
+      for _, job in ipairs(group.jobs) do
+        local comes_first = is_newcomer[job.id] and #claimed + #newcomers < most
+        table.insert(comes_first and newcomers or others, job)
+      end
+      take_group(queue, list, registry, {jobs = newcomers}, given.limit)
+      group.jobs = others
+    elseif not group.owner and #group.jobs <= FEW and is_newcomer[group.jobs[1].id] then
+      take_group(queue, list, registry, group, given.limit)
+    end
+  end
+end
+
 -- Takes whole groups of jobs that begin alike, in the order of their first jobs.
 local function take_in_groups(queue, list, registry)
   local function name_of(job)
@@ -123,8 +148,9 @@ end
 
 local function take_shared(queue, list, registry)
   local groups = groups_in(list, function(job) return job.prefix end)
+  take_some_newcomers(queue, list, registry, groups)
   for _, group in ipairs(groups) do
-    local since = group.jobs[1].submitted_at
+    local since = group.jobs[1] and group.jobs[1].submitted_at
     if group.owner == given.worker or (since and seconds() - since > given.max_wait) then
       take_group(queue, list, registry, group, given.limit)
     end

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fakes import PATIENCE, FakeEngine, RunningWorker, StartWorker, eventually
+from redis import Redis
 
-from mlx_rq import submit_many
+from mlx_rq import submit, submit_many
 from mlx_rq.engine.interface import Task
 from mlx_rq.jobs.queue.affinity import affinity_of
+from mlx_rq.worker.leases.claim import Claims
 
 LONG = "You know this document by heart. " * 20
 
@@ -135,3 +137,35 @@ def test_a_worker_that_was_alone_keeps_its_beginnings_when_another_comes(
         job.result(timeout=PATIENCE)
 
     assert not second.engine.added
+
+
+def test_a_lone_job_does_not_wait_for_all_that_a_worker_has_computed_the_beginning_of(
+    redis_url: str, connection: Redis
+) -> None:
+    first, second = (
+        Claims(connection, name, ["default"], lease_seconds=60, max_wait=30.0)
+        for name in ("first", "second")
+    )
+
+    def taken(claims: Claims) -> list[str]:
+        return [job.id for job in claims.take(40, enough=8, alone=False)]
+
+    submit(**body("B", 0))
+    assert len(taken(second)) == 1
+    submit_many([body("A", number) for number in range(200)])
+    assert len(taken(first)) == 40
+    lone = [submit(prompt=f"What is {number}?").id for number in range(12)]
+    of_the_second = submit(**body("B", 1)).id
+
+    claims = [taken(first), taken(first)]
+
+    assert [[id for id in some if id in lone] for some in claims] == [lone[:5], lone[5:10]]
+    assert [len(some) for some in claims] == [40, 40]
+    assert taken(second)[:3] == [*lone[10:], of_the_second]
+
+
+def test_few_that_begin_alike_stay_together(redis_url: str, connection: Redis) -> None:
+    claims = Claims(connection, "first", ["default"], lease_seconds=60, max_wait=30.0)
+    few = [submit(**body("A", number)).id for number in range(8)]
+    taken = [job.id for job in claims.take(40, enough=2, alone=False)]
+    assert taken == few

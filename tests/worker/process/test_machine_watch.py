@@ -107,7 +107,8 @@ def test_a_machine_that_hangs_at_once_does_not_keep_the_worker_from_its_jobs(
     assert watch.reason() == BATTERY
 
 
-def test_an_error_ends_one_reading_and_not_the_next() -> None:
+def test_an_error_ends_one_reading_and_not_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_watch, "_FIRST_SECONDS", 0.0)
     machine = Machine(error=RuntimeError("no such sensor"))
     begun: list[Callable[[], None]] = []
     watch = MachineWatch(["battery"], machine, lambda: machine.now, begin=begun.append)
