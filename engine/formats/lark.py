@@ -61,6 +61,10 @@ class Lark:
         """A piece for exactly this text; special tokens in it are matched as such."""
         return " ".join(self._pieces(text))
 
+    def several(self, one: str, between: str) -> str:
+        """A piece for another one, once or more, with this text in between."""
+        return f"{one} ({self.literal(between)} {one})*"
+
     def _pieces(self, text: str) -> list[str]:
         pieces = []
         end = 0

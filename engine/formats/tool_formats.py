@@ -61,10 +61,6 @@ def _json_call(lark: Lark, call: Call) -> str:
     return f"{head} {lark.json(call.schema, lenient=call.lenient)} {quoted('}')}"
 
 
-def _several(lark: Lark, one: str, between: str, several: bool) -> str:
-    return f"{one} ({lark.literal(between)} {one})*" if several else one
-
-
 def _json(lark: Lark, calls: Sequence[Call], several: bool) -> str:
     one = lark.one_of(_json_call(lark, call) for call in calls)
     return f"{quoted(chr(10))} {one} {quoted(chr(10))}"
@@ -72,7 +68,8 @@ def _json(lark: Lark, calls: Sequence[Call], several: bool) -> str:
 
 def _json_array(lark: Lark, calls: Sequence[Call], several: bool) -> str:
     one = lark.one_of(_json_call(lark, call) for call in calls)
-    return f"{quoted('[')} {_several(lark, one, ', ', several)} {quoted(']')}"
+    body = lark.several(one, ", ") if several else one
+    return f"{quoted('[')} {body} {quoted(']')}"
 
 
 def _named_json(lark: Lark, calls: Sequence[Call], several: bool) -> str:
@@ -101,7 +98,8 @@ def _pythonic(lark: Lark, calls: Sequence[Call], several: bool) -> str:
     one = lark.one_of(
         f"{quoted(f'{call.name}(')} {_keywords(lark, call)} {quoted(')')}" for call in calls
     )
-    return f"{quoted('[')} {_several(lark, one, ', ', several)} {quoted(']')}"
+    body = lark.several(one, ", ") if several else one
+    return f"{quoted('[')} {body} {quoted(']')}"
 
 
 def _keywords(lark: Lark, call: Call) -> str:

@@ -51,7 +51,7 @@ class XmlCalls:
 
     def __call__(self, lark: Lark, calls: Sequence[Call], several: bool) -> str:
         one = lark.one_of(self._call(lark, call) for call in calls)
-        body = f"{one} ({lark.literal(chr(10))} {one})*" if several and self.inside else one
+        body = lark.several(one, "\n") if several and self.inside else one
         around = quoted(self.around) if self.around else ""
         return f"{around} {body} {around}"
 

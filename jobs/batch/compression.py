@@ -133,4 +133,4 @@ def compress(source: Path, target: Path) -> None:
     fresh = temporary(target)
     with removed_on_error(fresh), source.open("rb") as plain, open_output(fresh, ending) as file:
         shutil.copyfileobj(plain, file)
-    put_in_place(temporary(target), target)
+    put_in_place(fresh, target)

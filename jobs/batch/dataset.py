@@ -72,12 +72,13 @@ class Dataset:
         if not suffix:
             _write_folder(table, target)
             return
-        with removed_on_error(temporary(target)):
+        fresh = temporary(target)
+        with removed_on_error(fresh):
             if suffix == ".csv":
-                _write_csv(table, temporary(target), ending)
+                _write_csv(table, fresh, ending)
             else:
-                table.parquet().write(iter(table), temporary(target))
-        put_in_place(temporary(target), target)
+                table.parquet().write(iter(table), fresh)
+        put_in_place(fresh, target)
 
 
 class _Table:

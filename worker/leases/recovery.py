@@ -19,6 +19,7 @@ from rq.job import Job as RQJob
 from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
+from mlx_rq.jobs.openai.validation import short
 from mlx_rq.jobs.openai.words import counted
 from mlx_rq.jobs.queue import keys, reading
 from mlx_rq.jobs.queue.clock import redis_time
@@ -117,7 +118,7 @@ def give_back(
                 client=pipe,
             )
         replies = pipe.execute()[::-1]
-    _say_gone([job.job_id for job, reply in zip(held, replies, strict=True) if reply < 0])
+    _say_gone([short(job.job_id) for job, reply in zip(held, replies, strict=True) if reply < 0])
     return sum(reply > 0 for reply in replies)
 
 
@@ -257,11 +258,11 @@ def _held_by(connection: Redis, worker_name: str) -> list[Held]:
         for lease in leases:
             pipe.hmget(RQJob.key_for(lease.job_id), "origin", "enqueued_at")
         records = reading.ask_all(pipe)
-    held = []
+    held, queues = [], _queues_of(connection, worker_name)
     for lease, fields in zip(leases, records, strict=True):
         origin, since = ("", "") if fields is reading.WRONG_TYPE else map(reading.text, fields)
         # One that is gone does not say where it came from.
-        queue = origin or _queue_of_lease(connection, lease, _queues_of(connection, worker_name))
+        queue = origin or _queue_of_lease(connection, lease, queues)
         if keys.is_ours(queue):
             held.append((since, lease._replace(queue_name=queue)))
     return [lease for _, lease in sorted(held)]
